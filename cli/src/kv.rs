@@ -9,13 +9,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use farmem::{Error, RegionError};
 use farmem_fabric::NodeAddr;
 use farmem_kv::serve::{self, Clients, Config, Failed, Part, Tls};
+use farmem_kv::shard::member::NotOpened;
 use farmem_protocol::region::{BadName, RegionName};
-use farmem_run::{Protect, Transport, exit};
+use farmem_run::{Protect, RunNode, Transport, exit};
 
 use crate::failure::Failure;
-use crate::run::names;
+use crate::run::{each_once, names};
 use crate::size::{self, Size};
 use crate::units;
 
@@ -222,12 +224,14 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         }
         Some(Sub::Save(of)) => {
             let keys = serve::save(&config(&of.name, &of.store)?, &of.file).map_err(refusal)?;
-            println!("store {}: {keys} keys are in {}", of.name, of.file.display());
+            let are = units::number(keys as usize, "key is", "keys are");
+            println!("store {}: {are} in {}", of.name, of.file.display());
             return Ok(());
         }
         Some(Sub::Restore(of)) => {
             let keys = serve::restore(&config(&of.name, &of.store)?, &of.file).map_err(refusal)?;
-            println!("store {}: {keys} keys were restored from {}", of.name, of.file.display());
+            let were = units::number(keys as usize, "key was", "keys were");
+            println!("store {}: {were} restored from {}", of.name, of.file.display());
             return Ok(());
         }
         None => {}
@@ -239,13 +243,26 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             .to_socket_addrs()
             .map_err(|e| Failure::usage(format!("--listen {at}: {e}: write HOST:PORT, as 127.0.0.1:6379")))?
             .collect();
+        if found.first().is_some_and(|first| first.port() != 0 && listen.contains(first)) {
+            return Err(Failure::usage(format!("--listen: {at} is named twice: name each address once")));
+        }
         listen.extend(found.first());
     }
     let name = options.name.clone().unwrap_or_default();
+    let store = config(&name, &options.store)?;
+    let spares = spares(options)?;
+    let local = options.local.bytes(ram.total);
+    if local < LEAST_LOCAL {
+        let is = units::bytes(local);
+        return Err(Failure::usage(format!("--local is {is}, below 64 KiB, the least near cache: write 64M or more")));
+    }
+    if local > ram.total {
+        return Err(Failure::usage(format!("--local is {}, more than {ram}: give less", units::bytes(local))));
+    }
     let config = Config {
         listen,
         grace: options.grace,
-        local: options.local.bytes(ram.total),
+        local,
         maxmemory: options.maxmemory.map(|size| size.bytes(ram.total)),
         clients: Clients {
             most: options.maxclients as usize,
@@ -255,8 +272,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             ..Clients::default()
         },
         metrics: options.metrics,
-        spares: options.spare.iter().map(ToString::to_string).collect(),
-        ..config(&name, &options.store)?
+        spares,
+        ..store
     };
     tell_of_strangers(options, &config.listen);
     let nodes = config.nodes.join(", ");
@@ -270,7 +287,27 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     serve::run(&config, ready, tell).map_err(refusal)
 }
 
+/// The least near cache.
+const LEAST_LOCAL: u64 = 64 << 10;
+
+/// The nodes that take the place of one that has ended. Refuses those that could not.
+fn spares(options: &Options) -> Result<Vec<String>, Failure> {
+    if !options.spare.is_empty() && options.store.protect != Protect::Mirror {
+        return Err(Failure::usage("--spare takes the place of one of two copies: add --protect mirror"));
+    }
+    let nodes = |named: &[NodeAddr]| named.iter().cloned().map(RunNode::from).collect::<Vec<_>>();
+    each_once(&nodes(&options.spare)).map_err(|e| Failure::usage(format!("--spare: {e}")))?;
+    let all = [nodes(&options.store.node), nodes(&options.spare)].concat();
+    each_once(&all).map_err(|e| {
+        let (at, _) = e.split_once(" is named twice").unwrap_or((&e, ""));
+        Failure::usage(format!("--spare {at}: the store has it by --node already: name another node"))
+    })?;
+    Ok(options.spare.iter().map(ToString::to_string).collect())
+}
+
 fn config(name: &str, store: &Store) -> Result<Config, Failure> {
+    let nodes: Vec<RunNode> = store.node.iter().cloned().map(RunNode::from).collect();
+    each_once(&nodes).map_err(|e| Failure::usage(format!("--node: {e}")))?;
     Ok(Config {
         name: name.to_owned(),
         nodes: store.node.iter().map(ToString::to_string).collect(),
@@ -336,6 +373,9 @@ fn refusal(failed: Failed) -> Failure {
         Failed::Listen { at, reason } => return Failure::listen(at, reason),
         failed if failed.is_loss() => exit::NODE_LOST,
         Failed::ShutOut => exit::NODE_LOST,
+        Failed::Store { reason: NotOpened::Removed, .. } => exit::NODE_LOST,
+        // The name of a store is as wrong as any other argument.
+        Failed::Memory(Error::Region(RegionError::Unknown { .. })) => exit::USAGE,
         Failed::Memory(_) => exit::NODE_UNUSABLE,
         Failed::Store { .. }
         | Failed::Little { .. }
@@ -359,8 +399,8 @@ fn check(name: &str, store: &Store) -> Result<(), Failure> {
         }
         wrong += count.problems.len();
         println!(
-            "node {node}: {} keys, {} of objects, {} of index, {} in all",
-            count.keys,
+            "node {node}: {}, {} of objects, {} of index, {} in all",
+            units::number(count.keys as usize, "key", "keys"),
             units::bytes(count.live),
             units::bytes(count.index),
             units::bytes(count.bytes),

@@ -442,3 +442,71 @@ fn a_front_end_that_stood_still_joins_anew() {
     assert_eq!((client.ask("GET key"), Client::of(&still).ask("GET key")), ("new".into(), "new".into()));
     assert_eq!(still.said().lines().count(), 2, "{}", still.said());
 }
+
+/// Keys that were acknowledged would be gone, and the next front end would serve another store of the name.
+#[test]
+fn a_store_that_is_served_is_removed_by_force_alone() {
+    let of = Nodes::start(1);
+    let node = of.at[0].as_str();
+    let rm = |options: &[&str]| outcome(of.place.farmem([&["region", "rm", node, "store"], options].concat()));
+    let refused = |options: &[&str], says: &str| {
+        let (status, _, line) = rm(options);
+        assert_eq!((status, line.lines().count()), (Some(64), 1), "{line}");
+        assert!(line.contains(says), "{line}");
+    };
+    // What it says and answers behind a removal.
+    let ends = |front: &mut Service, client: &mut Client, before: usize| {
+        let answer = client.ask("SET a 3");
+        assert!(answer.is_empty() || answer.starts_with("-IOERR"), "{answer}");
+        let (status, said) = (front.ended(), front.said());
+        let last: Vec<&str> = said.lines().skip(before).collect();
+        assert_eq!((status, last.len()), (Some(70), 1), "{last:?}");
+        assert!(last[0].contains("store store: it was removed by farmem region rm"), "{last:?}");
+    };
+    let mut front = of.front("front", &[node], &[]);
+    let mut client = Client::of(&front);
+    assert_eq!(client.ask("SET a 1"), "+OK");
+    refused(&[], &format!("(pid {} on ", front.child.id()));
+    refused(&[], "end these first, or say --force");
+    assert_eq!(client.ask("SET a 2"), "+OK");
+    let before = front.said().lines().count();
+    assert_eq!(rm(&["--force"]), (Some(0), String::new(), String::new()));
+    ends(&mut front, &mut client, before);
+
+    // Another of its name begins empty. One that is stopped keeps its memory: it may write to it.
+    let mut front = of.front("anew", &[node], &[]);
+    let mut client = Client::of(&front);
+    assert_eq!(client.ask("GET a"), "$-1");
+    let before = front.said().lines().count();
+    front.signal(libc::SIGSTOP);
+    refused(&["--force"], "not ended within 10 s");
+    front.signal(libc::SIGCONT);
+    ends(&mut front, &mut client, before);
+    assert!(of.refused(&[node], &[]).contains("it was removed by farmem region rm"));
+    assert_eq!(rm(&[]), (Some(0), String::new(), String::new()));
+}
+
+/// It would count against the quota, and stand in the way of the store that was meant.
+#[test]
+fn a_front_end_that_is_refused_leaves_nothing() {
+    let of = Nodes::start(2);
+    let [one, other] = [of.at[0].as_str(), of.at[1].as_str()];
+    let left = || [one, other].map(|node| outcome(of.place.farmem(["region", "ls", node, "--json"])).1);
+    let nothing = ["[]\n".to_owned(), "[]\n".to_owned()];
+    assert!(of.refused(&[one, one], &[]).contains("is named twice: name each node once"));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = taken.local_addr().unwrap().to_string();
+    assert!(of.refused(&[one], &["--metrics", &metrics]).contains("another program listens there"));
+    assert!(of.refused(&[one, other], &["--maxmemory", "64k"]).contains("--maxmemory is too little"));
+    assert_eq!(left(), nothing);
+    // Of two nodes the second has no room.
+    let hoard = Memory::builder().node(other).connect().unwrap();
+    while hoard.alloc(2 << 20).is_ok() {}
+    let line = of.refused(&[one, other], &[]);
+    assert!(line.contains("has lent all of its"), "{line}");
+    assert_eq!(left(), nothing);
+    drop(hoard);
+    eventually("its memory is free", || outcome(of.place.farmem(["check", other])).1.contains("256 MiB free"));
+    drop(of.front("front", &[one, other], &[]));
+    assert!(left().iter().all(|names| names.contains("store")));
+}

@@ -49,16 +49,28 @@ fn a_region_is_listed_counted_and_removed() {
     assert_eq!(pieces, 62);
     let full = memory.alloc(2 << 20).unwrap_err().to_string();
     assert!(full.contains("--quota"), "{full}");
+    let (status, _, complaint) = outcome(place.farmem(["region", "rm", &at, "sessions"]));
+    // This program's name begins so.
+    let own = "region sessions is in use by region-";
+    assert!(status == Some(64) && complaint.contains(own) && complaint.contains("--force"), "{complaint}");
     drop(memory);
     assert!(said(&["region", "ls", &at]).contains("128"), "it outlives its openers");
 
     said(&["region", "rm", &at, "sessions"]);
     eventually("its memory is free", || said(&["check", &at]).contains("256 MiB free"));
     let (status, _, complaint) = outcome(place.farmem(["region", "rm", &at, "sessions"]));
-    assert_eq!(status, Some(farmem_run::exit::NODE_UNUSABLE));
+    assert_eq!(status, Some(farmem_run::exit::USAGE));
     assert!(complaint.contains("has no region sessions"), "{complaint}");
     let (status, ..) = outcome(place.farmem(["region", "rm", &at, "no name"]));
     assert_eq!(status, Some(farmem_run::exit::USAGE));
     let (status, ..) = outcome(place.farmem(["region", "ls", "unix:/nowhere"]));
     assert_eq!(status, Some(farmem_run::exit::NODE_UNUSABLE));
+
+    // Programs that are no front ends keep what they have open.
+    let memory = Memory::builder().node(&at).region("kept").create(true).connect().unwrap();
+    let piece = memory.alloc(4096).unwrap();
+    let (status, _, complaint) = outcome(place.farmem(["region", "rm", "--force", &at, "kept"]));
+    assert!(status == Some(0) && complaint.contains("1 program that has it open keeps"), "{complaint}");
+    memory.write(piece, b"still").unwrap();
+    assert!(said(&["region", "ls", &at]).contains("has no regions"));
 }

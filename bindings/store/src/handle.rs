@@ -132,7 +132,7 @@ impl Handle {
 
 /// The state after a call. A loss is final: the node's part of the keys is gone.
 fn after(store: Box<Owned>, failed: Option<&Failed>) -> State {
-    match failed.filter(|failed| failed.is_loss() || matches!(failed, Failed::ShutOut)) {
+    match failed.filter(|failed| failed.is_final()) {
         None => State::Open(store),
         Some(failed) => State::Lost(failed.to_string()),
     }
@@ -145,7 +145,7 @@ fn tend(shared: &Shared) {
         state = shared.closed.wait_timeout(state, TEND).unwrap_or_else(PoisonError::into_inner).0;
         let State::Open(store) = &mut *state else { return };
         if let Err(failed) = store.0.tend()
-            && (failed.is_loss() || matches!(failed, Failed::ShutOut))
+            && failed.is_final()
         {
             *state = State::Lost(failed.to_string());
             return;

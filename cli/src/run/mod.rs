@@ -50,7 +50,7 @@ pub use plan::{Nodes, Plan, Protection};
 pub use summary::Outcome;
 
 use crate::rack::nodes::{Asker, NoNodes, Unreached};
-pub use far::{RunName, run_node};
+pub use far::{RunName, each_once, run_node};
 use roster::Roster;
 use stranded::Stranded;
 pub use summary::Stats;
@@ -266,9 +266,18 @@ fn lent(far: Option<Size>, ram: Ram, local: u64) -> Result<u64, Failure> {
 pub fn run(options: &Options) -> Result<Infallible, Failure> {
     let plan = Plan::of(options)?;
     plan.stats.prepare().map_err(Failure::usage)?;
-    let outcome = carry_out(options, &plan)?;
+    let outcome = carry_out(options, &plan).map_err(|failure| meant_for_seal(options, failure))?;
     plan.stats.tell(&outcome);
     outcome.ending.imitate()
+}
+
+/// `--seal lines` reads as `--seal` and a program of that name.
+fn meant_for_seal(options: &Options, mut failure: Failure) -> Failure {
+    let word = options.command[0].to_str().unwrap_or_default();
+    if failure.status == 127 && options.seal == Seal::Whole && Seal::named(word).is_some() {
+        failure.line += &format!("; or --seal={word}");
+    }
+    failure
 }
 
 /// The nodes of a run, joined.

@@ -15,12 +15,13 @@ use crate::lane::Lane;
 use crate::memory::{IDENTITY, Inner};
 use crate::shard::Shard;
 use crate::{Addr, Error, Memory, Result};
+use farmem_fabric::session::names_of;
 use farmem_fabric::{ConnectOptions, NodeAddr, Session, Transport};
 use farmem_protocol::region::RegionName;
 use farmem_protocol::wire::tag;
 use farmem_sys::{process, shared};
 use farmem_trust::{Trust, file};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -238,8 +239,8 @@ impl Builder {
             run,
             pid: std::process::id(),
             transport: self.transport,
+            names: names_of(&program()),
             trust: self.trusted()?,
-            ..ConnectOptions::default()
         };
         Ok(Session::connect_at_rate(&address, &options, self.rate)?)
     }
@@ -331,5 +332,14 @@ impl Builder {
 }
 
 fn spread(count: usize, named: usize) -> String {
-    format!("it lies on {count} nodes, and {named} are named: name just these")
+    let nodes = if count == 1 { "node" } else { "nodes" };
+    let are = if named == 1 { "is" } else { "are" };
+    format!("it lies on {count} {nodes}, and {named} {are} named: name just these")
+}
+
+/// The name of this program, without its folder.
+fn program() -> String {
+    let named = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&named).file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
 }

@@ -1,6 +1,6 @@
 //! Errors, and what the caller should do about each.
 
-use crate::Addr;
+use crate::{Addr, Opener};
 use farmem_fabric::{BadAddress, ConnectError, GrantError, Refusal, RegionError};
 use farmem_protocol::region::BadName;
 
@@ -38,6 +38,14 @@ pub enum Error {
         node: String,
         /// The reason, and what to do.
         reason: String,
+    },
+    /// Other processes have the region open, and it is not to be removed then.
+    #[error("region {region} is in use by {}", in_use(by))]
+    InUse {
+        /// The region's name.
+        region: String,
+        /// The processes, at most 64.
+        by: Vec<Opener>,
     },
     /// A node has no memory left for this. Free some, or add a node.
     #[error("{0}")]
@@ -113,3 +121,21 @@ impl From<RegionError> for Error {
         }
     }
 }
+
+/// The first processes of some, by name, and the number of the others.
+fn in_use(by: &[Opener]) -> String {
+    let name = |opener: &Opener| match (&opener.program[..], &opener.host[..]) {
+        ("", _) | (_, "") => format!("pid {}", opener.pid),
+        (program, host) => format!("{program} (pid {} on {host})", opener.pid),
+    };
+    let mut said: Vec<String> = by.iter().take(NAMED).map(name).collect();
+    match by.len() {
+        0 => said.push("a process that is just leaving".to_owned()),
+        n if n <= NAMED => {}
+        n => said.push(format!("{} more", n - NAMED)),
+    }
+    said.join(", ")
+}
+
+/// Processes that an error names.
+const NAMED: usize = 3;

@@ -129,9 +129,9 @@ pub use builder::Builder;
 pub use error::{Error, Result};
 pub use farmem_fabric::Transport;
 #[doc(hidden)]
-pub use farmem_fabric::Trust;
+pub use farmem_fabric::{RegionError, Trust};
 pub use lane::{Batch, Completion, Lane};
 pub use memory::{Memory, ROOTS};
 pub use payload::{Loan, Payload};
 pub use pieces::Piece;
-pub use regions::{RegionInfo, regions, remove_region};
+pub use regions::{Opener, RegionInfo, regions, remove_region};

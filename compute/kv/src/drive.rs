@@ -50,6 +50,8 @@ pub struct Drive {
     copied: bool,
     /// By which nodes know this process.
     run: [u8; 16],
+    /// The nodes at which it has made the region.
+    made: Vec<String>,
     /// By their numbers in the region; `None`: it is not there.
     nodes: Vec<Option<Place>>,
     /// Nodes that are being filled: nothing depends on them.
@@ -84,6 +86,7 @@ impl Drive {
             sides: vec![Side::new(memory)?],
             copied,
             run: [0; 16],
+            made: Vec::new(),
             incomplete: vec![false; nodes.len()],
             nodes,
             looked: Instant::now(),
@@ -118,6 +121,16 @@ impl Drive {
     /// The memory was connected to by a process of this name ([`farmem::Builder::run`]).
     pub fn known_as(self, run: [u8; 16]) -> Drive {
         Drive { run, ..self }
+    }
+
+    /// The region was made by this process at these nodes.
+    pub fn having_made(self, made: Vec<String>) -> Drive {
+        Drive { made, ..self }
+    }
+
+    /// The nodes at which this process has made the region.
+    pub fn made(&self) -> &[String] {
+        &self.made
     }
 
     /// By which nodes know this process. A node that is connected to later must be told the same.

@@ -311,6 +311,8 @@ const _: () = assert!(head::BATCHES + 8 * MEMBERS as u64 <= FIRST_TABLES);
 
 /// Says that this is a store, and of which version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"farmkv\x0d\0");
+/// In place of [`MAGIC`]: the store's region is being removed. Its front ends end, and none comes.
+pub const REMOVED: u64 = u64::from_le_bytes(*b"farmkv\xff\xff");
 
 /// Which nodes of a pair have the shard: a word of the head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

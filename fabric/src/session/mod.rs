@@ -42,7 +42,7 @@ pub(crate) use dial::{receive_all, send_now};
 pub(crate) use member::{Control, Membership, SLOW};
 pub use member::{FAREWELL_NS, REFUSED_NS, SILENT_NS};
 pub use records::Records;
-pub use regions::{Region, Regions};
+pub use regions::{MAX_OPENERS, Region, Regions, Removal};
 pub use silence::BOUND_NS;
 pub(crate) use silence::DOUBT_NS;
 pub use spare::{SLOW_NS, Spare};

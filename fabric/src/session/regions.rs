@@ -3,7 +3,7 @@
 use super::{Membership, Session, Slab};
 use crate::{GrantError, Lost, RegionError};
 use farmem_protocol::region::{MAX_REGIONS, RegionName};
-use farmem_protocol::wire::{Ask, Reply, Status};
+use farmem_protocol::wire::{Ask, Reply, Status, Who};
 
 /// A node's description of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +15,20 @@ pub struct Region {
     /// The owner id by which descriptor words name it.
     pub owner: u16,
 }
+
+/// How an attempt ended to remove a region that nobody uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Removal {
+    /// It has no name any more.
+    Removed,
+    /// There is none of this name.
+    Absent,
+    /// Another member has it open. Nothing was changed.
+    InUse,
+}
+
+/// Members that have a region open and are told of, at most.
+pub const MAX_OPENERS: usize = 64;
 
 /// A session's part for regions.
 #[derive(Clone, Copy)]
@@ -80,6 +94,26 @@ impl Regions<'_> {
     /// none.
     pub fn remove(self, name: RegionName) -> Result<bool, Lost> {
         Ok(self.member.ask(Ask::RegionRemove(name))?.0.is_ok())
+    }
+
+    /// As [`Regions::remove`], unless another member has the region open.
+    pub fn remove_unused(self, name: RegionName) -> Result<Removal, Lost> {
+        Ok(match self.member.ask(Ask::RegionRemoveUnused(name))?.0 {
+            Ok(_) => Removal::Removed,
+            Err(refused) if refused.status == Status::Shared => Removal::InUse,
+            Err(_) => Removal::Absent,
+        })
+    }
+
+    /// The other members that have a region open, the first [`MAX_OPENERS`] of them.
+    pub fn openers(self, name: RegionName) -> Result<Vec<Who>, Lost> {
+        let mut openers = Vec::new();
+        while openers.len() < MAX_OPENERS
+            && let Ok(Reply::Who(who)) = self.member.ask(Ask::RegionOpener(name, openers.len() as u64))?.0
+        {
+            openers.push(who);
+        }
+        Ok(openers)
     }
 
     /// The regions that have names, in the order of these.

@@ -29,7 +29,7 @@ use super::{Leaving, Member, Nic};
 use farmem_protocol::addr::SlabId;
 pub use farmem_protocol::region::MAX_REGIONS;
 use farmem_protocol::region::RegionName;
-use farmem_protocol::wire::{self, Refused, Status};
+use farmem_protocol::wire::{self, Refused, Status, Who};
 use farmem_sys::sync::Lock;
 use farmem_trust::Tenant;
 use std::collections::BTreeMap;
@@ -73,6 +73,23 @@ pub struct RegionInfo {
     pub slabs: u64,
     /// The owner id by which descriptor words name it.
     pub owner: u16,
+}
+
+/// The region that is meant by a name: one of this tenant, or of none; else the only one of the name
+/// that `may` be meant.
+fn meant(
+    regions: &BTreeMap<Name, Arc<Region>>,
+    of: Option<Tenant>,
+    name: RegionName,
+    may: impl Fn(&Region) -> bool,
+) -> Option<Name> {
+    let found: Vec<Name> =
+        regions.iter().filter(|((_, its), region)| *its == name && may(region)).map(|(&name, _)| name).collect();
+    match found[..] {
+        _ if found.contains(&(of, name)) => Some((of, name)),
+        [one] => Some(one),
+        _ => None,
+    }
 }
 
 /// A member's share of regions.
@@ -195,26 +212,47 @@ impl Regions<'_> {
 
     /// Takes a region's name away. False: there is none of this name, or tenants have several.
     pub fn remove(self, name: RegionName) -> bool {
-        self.remove_if(None, name, |_| true)
+        self.remove_if(None, name, |_| true, |_| true) == Status::Done
     }
 
     /// [`Regions::remove`] by a member. Another tenant's region is none to it. The node's own user has
     /// a region of its own removed, or else one that is a single tenant's.
     pub(super) fn remove_by(self, member: &Member, name: RegionName) -> bool {
-        self.remove_if(member.tenant().map(|tenant| tenant.name), name, |region| region.is_shown_to(member))
+        let of = member.tenant().map(|tenant| tenant.name);
+        self.remove_if(of, name, |region| region.is_shown_to(member), |_| true) == Status::Done
     }
 
-    fn remove_if(self, of: Option<Tenant>, name: RegionName, may: impl Fn(&Region) -> bool) -> bool {
+    /// [`Regions::remove_by`], unless a member other than `member` has the region open: then
+    /// [`Status::Shared`], and nothing was changed. A look at the regions by another thread may count as
+    /// such a member for a moment.
+    pub(super) fn remove_unused(self, member: &Member, name: RegionName) -> Status {
+        let of = member.tenant().map(|tenant| tenant.name);
+        let own = member.holds.lock().shared.opened.get(&name).cloned();
+        // A member opens a region by a reference that it takes under the lock that is held here.
+        let unused = |region: &Arc<Region>| {
+            let known = own.as_ref().is_some_and(|own| Arc::ptr_eq(own, region));
+            Arc::strong_count(region) <= if known { 3 } else { 1 }
+        };
+        self.remove_if(of, name, |region| region.is_shown_to(member), unused)
+    }
+
+    fn remove_if(
+        self,
+        of: Option<Tenant>,
+        name: RegionName,
+        may: impl Fn(&Region) -> bool,
+        unused: impl Fn(&Arc<Region>) -> bool,
+    ) -> Status {
         let mut regions = self.named.regions.lock();
-        let mut found: Vec<Name> =
-            regions.iter().filter(|((_, its), region)| *its == name && may(region)).map(|(&name, _)| name).collect();
-        if found.contains(&(of, name)) {
-            found = vec![(of, name)];
+        let Some(meant) = meant(&regions, of, name, may) else { return Status::NotHeld };
+        if !regions.get(&meant).is_some_and(unused) {
+            return Status::Shared;
         }
-        let removed = if let [one] = found[..] { regions.remove(&one) } else { None };
+        let removed = regions.remove(&meant);
         // Scrubbing takes milliseconds a slab: the lock is not held then.
         drop(regions);
-        removed.is_some()
+        drop(removed);
+        Status::Done
     }
 
     /// The regions that have names, in the order of these.
@@ -248,6 +286,26 @@ impl Regions<'_> {
 }
 
 impl Nic {
+    /// A member other than `asks` that has a region open which `asks` may know, by its place in the
+    /// order in which they joined.
+    pub(super) fn opener(&self, asks: &Member, name: RegionName, place: u64) -> Option<Who> {
+        let region = {
+            let regions = self.regions().named.regions.lock();
+            let of = asks.tenant().map(|tenant| tenant.name);
+            regions.get(&meant(&regions, of, name, |region| region.is_shown_to(asks))?).cloned()?
+        };
+        let opened = |member: &Member| {
+            let holds = member.holds.lock();
+            holds.shared.opened.get(&name).is_some_and(|other| Arc::ptr_eq(other, &region))
+        };
+        let mut found = self.roster.members();
+        found.retain(|member| member.serial != asks.serial && opened(member));
+        found.sort_by_key(|member| member.serial);
+        let member = found.get(usize::try_from(place).ok()?)?;
+        let leader = self.roster.leader(&member.run).map_or(0, |leader| leader.pid);
+        Some(Who { pid: member.pid, run: member.run_id(), leader, names: member.names })
+    }
+
     /// Ends the other members of a tag that have a region open. The member `asks` must have it
     /// open. After [`Status::Done`] none of their verbs is under way, and none will take effect.
     /// Called outside of sections.

@@ -109,8 +109,8 @@ pub enum Status {
     Range = 3,
     /// The node's system refused it memory or descriptors.
     System = 4,
-    /// Another member holds the slab too (Discard); some of the blocks are mapped with others
-    /// (Unit).
+    /// Another member holds the slab too (Discard), or has the region open (RegionRemoveUnused);
+    /// some of the blocks are mapped with others (Unit).
     Shared = 5,
     /// The owner would hold more than its quota.
     Quota = 6,
@@ -122,6 +122,8 @@ pub enum Status {
     Window = 17,
     /// The node's queue is out of what was asked of it.
     Empty = 18,
+    /// All owners of the tenant together would hold more than its quota.
+    TenantQuota = 19,
 }
 
 /// A rule of the stream that a peer broke. The connection is of no more use.

@@ -107,6 +107,11 @@ pub enum Ask {
     /// Asks how many slabs this member is to give back, because the node's machine needs their
     /// memory. Answer: [`Reply::Figure`]. Only for nodes of [`super::OFFERS_RESERVE`].
     Wanted,
+    /// Another member that has the region open, by its place in an order of the node's. Answer:
+    /// [`Reply::Who`]. Not held: there are fewer, or no such region.
+    RegionOpener(RegionName, u64),
+    /// As RegionRemove. Shared: another member has the region open, and its name stays.
+    RegionRemoveUnused(RegionName),
 }
 
 /// Bytes of a slab, in whole pages of 4096 bytes.
@@ -227,8 +232,8 @@ pub struct Who {
 pub struct Refused {
     /// Never [`Status::Done`].
     pub status: Status,
-    /// Exhausted: bytes that the node lends in all. Quota: bytes that one owner may hold. System:
-    /// the errno. Zero otherwise.
+    /// Exhausted: bytes that the node lends in all. Quota: bytes that one owner may hold. TenantQuota:
+    /// bytes that all of a tenant's may. System: the errno. Zero otherwise.
     pub value: u64,
 }
 

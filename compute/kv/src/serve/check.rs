@@ -1,6 +1,7 @@
 //! Looks at a store, live or not: counts it, and tells whether it lies where it is said to.
 
-use super::open::{Config, FIRST, Failed, alone, connect, join, nodes_of, open};
+use super::connect::connect;
+use super::open::{Config, FIRST, Failed, alone, join, nodes_of, open};
 use crate::drive::Drive;
 use crate::shard::Shard;
 use crate::shard::recover::Count;

@@ -7,7 +7,8 @@
 //! two that begin at once only undo each other's attempt.
 
 use super::background::Ended;
-use super::open::{Config, builder};
+use super::connect::builder;
+use super::open::Config;
 use super::schedule::Schedule;
 use crate::drive::Drive;
 use crate::layout::Stage;

@@ -2,7 +2,7 @@
 //! once a second, so no asker delays a client.
 
 use super::open::Failed;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The text that is served.
@@ -20,12 +20,18 @@ impl Shown {
     }
 }
 
-/// Begins to serve; the address with its port.
+/// Listens, and answers nobody yet.
 ///
 /// # Errors
 /// It cannot listen there.
-pub fn serve(at: SocketAddr, shown: Shown) -> Result<SocketAddr, Failed> {
-    let refused = |reason| Failed::Listen { at, reason };
-    let listener = farmem_scrape::bind(at).map_err(refused)?;
-    farmem_scrape::serve(listener, move || Some(shown.get())).map_err(refused)
+pub fn bind(at: SocketAddr) -> Result<TcpListener, Failed> {
+    farmem_scrape::bind(at).map_err(|reason| Failed::Listen { at, reason })
+}
+
+/// Begins to serve; the address with its port.
+///
+/// # Errors
+/// The system has no thread for it.
+pub fn serve(listener: TcpListener, at: SocketAddr, shown: Shown) -> Result<SocketAddr, Failed> {
+    farmem_scrape::serve(listener, move || Some(shown.get())).map_err(|reason| Failed::Listen { at, reason })
 }

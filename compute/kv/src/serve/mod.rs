@@ -16,10 +16,12 @@
 
 pub(crate) mod background;
 mod check;
+mod connect;
 mod connection;
 mod mend;
 mod metrics;
 pub(crate) mod open;
+mod removed;
 mod run;
 pub(crate) mod schedule;
 mod snapshot;
@@ -28,6 +30,7 @@ mod tls;
 
 pub use check::check;
 pub use open::{Clients, Config, Failed, go_alone};
+pub use removed::mark_removed;
 pub use run::run;
 pub use snapshot::{Wrong, restore, save};
 pub use tell::{Counters, Tell};

@@ -1,16 +1,15 @@
 //! A front end's settings, how it opens a store, and why it ends.
 
-use super::check::is_elsewhere;
-use super::mend::ATTEMPT_WORD;
+use super::connect::{connect, unmake};
 use super::snapshot::Wrong;
 use super::tls::Tls;
 use crate::drive::Drive;
-use crate::layout::{Geometry, NODE_SHIFT, Pair, Stage, head, word};
+use crate::layout::Geometry;
 use crate::shard::copies::Mode;
 use crate::shard::member::{NotOpened, Opening};
 use crate::shard::{Shard, Trouble};
 use crate::task::{Ask, Io, Task};
-use farmem::{Memory, Transport, Trust};
+use farmem::{RegionError, Transport, Trust};
 use farmem_sys::process;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -24,7 +23,7 @@ pub(super) const FIRST: Duration = Duration::from_secs(5);
 /// How long a front end that comes waits for a node to be filled.
 const FILLING: Duration = Duration::from_secs(60);
 /// How long they may take when it is in doubt whether one is lost.
-const DOUBT: Duration = Duration::from_secs(2);
+pub(super) const DOUBT: Duration = Duration::from_secs(2);
 /// How often a front end that joins begins again where the others have shut it out before it had joined.
 const AGAIN: u32 = 10;
 
@@ -151,6 +150,11 @@ impl Failed {
         matches!(self, Failed::Memory(farmem::Error::Lost { .. } | farmem::Error::Refused(_)))
     }
 
+    /// Whether this front end can do nothing more for the store.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Failed::ShutOut | Failed::Store { reason: NotOpened::Removed, .. }) || self.is_loss()
+    }
+
     /// Whether a node has said so, and is there.
     fn is_told(&self) -> bool {
         matches!(self, Failed::ShutOut | Failed::Memory(farmem::Error::Refused(_)))
@@ -230,7 +234,7 @@ fn join_patiently(config: &Config, connect: impl Fn() -> Result<Drive, Failed>) 
 /// Joins a store again that has shut this front end out, as `failed` says.
 ///
 /// # Errors
-/// `failed`: a node is gone, or it is another store by now.
+/// `failed`: a node is gone, or it is another store by now. [`NotOpened::Removed`]: its region was removed.
 pub(crate) fn join_anew(config: &Config, before: &[Rc<Shard>], failed: Failed) -> Result<Opened, Failed> {
     // A node that was read from, or has refused, is there.
     let timeout = if failed.is_told() { FIRST } else { DOUBT };
@@ -243,130 +247,17 @@ pub(crate) fn join_anew(config: &Config, before: &[Rc<Shard>], failed: Failed) -
         }
         connect(config, false, timeout)
     };
-    join_patiently(config, connect).map_err(|_| failed)
-}
-
-/// How this front end connects to nodes of its region.
-pub(crate) fn builder(config: &Config, timeout: Duration, run: [u8; 16]) -> farmem::Builder {
-    let builder = Memory::builder().transport(config.transport).timeout(timeout).grace(config.grace);
-    builder.trust(config.trust).region(&config.name).run(run)
-}
-
-pub(super) fn connect(config: &Config, create: bool, timeout: Duration) -> Result<Drive, Failed> {
-    let mut run = [0; 16];
-    process::random_bytes(&mut run).map_err(|e| Failed::System { what: "random numbers", reason: e.to_string() })?;
-    let builder = config.nodes.iter().fold(builder(config, timeout, run), |builder, node| builder.node(node));
-    let named = config.nodes.len();
-    let drive = |memory: Memory| Ok(Drive::new(memory, config.mirror, named)?.known_as(run));
-    if !config.mirror {
-        if create && named > 1 && is_elsewhere(builder.clone().partial(true).connect(), named)? {
-            // Some of the named nodes have no part of a store that is there. They are not given
-            // one.
-            return match builder.create(false).connect() {
-                Err(farmem::Error::Region(_)) => {
-                    Err(Failed::Store { name: config.name.clone(), reason: NotOpened::Elsewhere })
-                }
-                Err(e) => Err(e.into()),
-                Ok(memory) => drive(memory),
-            };
+    join_patiently(config, connect).map_err(|why| match why {
+        Failed::Store { reason: NotOpened::Removed, .. } => why,
+        // Nobody shuts a front end out of a store that is gone: it was removed in between.
+        Failed::Store { reason: NotOpened::Foreign, .. }
+        | Failed::Memory(farmem::Error::Region(RegionError::Unknown { .. }))
+            if matches!(failed, Failed::ShutOut) =>
+        {
+            Failed::Store { name: config.name.clone(), reason: NotOpened::Removed }
         }
-        return drive(builder.create(create).connect()?);
-    }
-    // A node that has ended is no obstacle to a store that is there.
-    let there = builder.clone().partial(true).connect();
-    let there = match there {
-        Ok(memory) => {
-            let mut drive = drive(memory)?;
-            let all = (0..drive.nodes()).all(|node| drive.has_node(node));
-            leave_unfilled(&mut drive)?;
-            follow(config, &mut drive, timeout)?;
-            if !create || all || is_made(&mut drive)? {
-                return Ok(drive);
-            }
-            Ok(())
-        }
-        Err(e) => Err(e),
-    };
-    match there {
-        Err(e) if !create => Err(e.into()),
-        _ if named % 2 == 1 => Err(Failed::Store { name: config.name.clone(), reason: NotOpened::Odd }),
-        _ => drive(builder.create(true).connect()?),
-    }
-}
-
-/// Words of a node of a pair: its root word, and the number of the attempt by which it was filled.
-async fn words_of(io: &Io, root_word: u64) -> (u64, u64) {
-    let attempt = root_word + 8 * ATTEMPT_WORD;
-    (word(&io.read(root_word, 8).await, 0), word(&io.read(attempt, 8).await, 0))
-}
-
-/// The word of a pair at a node with this root.
-async fn pair_at(io: &Io, root: u64) -> Pair {
-    Pair(word(&io.read(root + head::PAIR, 8).await, 0))
-}
-
-/// Leaves out nodes that are not filled, or were not to the end: the other of the two does not
-/// count on them.
-fn leave_unfilled(drive: &mut Drive) -> Result<(), Failed> {
-    for first in (0..drive.nodes()).step_by(2) {
-        if !drive.has_node(first) || !drive.has_node(first + 1) {
-            continue;
-        }
-        let at = [0, 1].map(|node| drive.root_word(first / 2) | node << NODE_SHIFT);
-        let unfilled = alone(drive, |io| async move {
-            let words = [words_of(&io, at[0]).await, words_of(&io, at[1]).await];
-            for node in [0, 1] {
-                let (_, attempt) = words[node];
-                let (root, _) = words[1 - node];
-                if attempt != 0 && root != 0 {
-                    let root = root & ((1 << NODE_SHIFT) - 1) | at[1 - node] >> NODE_SHIFT << NODE_SHIFT;
-                    if pair_at(&io, root).await.stage() != Stage::Both {
-                        return Some(node);
-                    }
-                }
-            }
-            None
-        })?;
-        if let Some(node) = unfilled {
-            drive.detach((first + node) as u8);
-        }
-    }
-    Ok(())
-}
-
-/// Reaches nodes that have come in place of those that were named.
-fn follow(config: &Config, drive: &mut Drive, timeout: Duration) -> Result<(), Failed> {
-    for number in 0..drive.nodes() {
-        let other = number ^ 1;
-        if drive.has_node(number) || !drive.has_node(other) {
-            continue;
-        }
-        let at = drive.root_word(number / 2) | (other as u64 & 1) << NODE_SHIFT;
-        let found = alone(drive, |io| async move {
-            let (root, _) = words_of(&io, at).await;
-            let root = root & ((1 << NODE_SHIFT) - 1) | at >> NODE_SHIFT << NODE_SHIFT;
-            let pair = pair_at(&io, root).await;
-            let spare = crate::shard::mend::spare_of(&io, root).await?;
-            (pair.stage() == Stage::Both).then_some((pair.attempt(), spare))
-        })?;
-        let Some((attempt, address)) = found else { continue };
-        if let Ok(memory) = super::mend::open(config, drive.run(), &address, attempt, timeout) {
-            drive.attach(number as u8, memory, true)?;
-        }
-    }
-    Ok(())
-}
-
-/// Whether a node that is there has a shard of a store with two copies.
-fn is_made(drive: &mut Drive) -> Result<bool, Failed> {
-    let there: Vec<usize> = (0..drive.nodes()).filter(|&node| drive.has_node(node)).collect();
-    for node in there {
-        let at = drive.root_word(node / 2) | (node as u64 & 1) << NODE_SHIFT;
-        if word(&alone(drive, |io| async move { io.read(at, 8).await })?, 0) != 0 {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+        _ => failed,
+    })
 }
 
 /// The nodes of a shard: the one that addresses carry, and how many copies there are. `None`: none
@@ -388,7 +279,8 @@ fn placed(config: &Config, drive: &Drive, shard: usize) -> Option<(u8, Mode)> {
 /// The store's shards, joined or only looked at.
 pub(super) fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Opened, Failed> {
     let mut shards = Vec::new();
-    match open_each(config, join, &mut drive, &mut shards) {
+    let opened = open_each(config, join, &mut drive, &mut shards);
+    match opened {
         Err(failed) if join => {
             // Its lines would be taken for members that say nothing. One that cannot be given back
             // is taken for dead by the others, if there are any.
@@ -397,6 +289,9 @@ pub(super) fn open(config: &Config, join: bool, mut drive: Drive) -> Result<Open
                     shard.members.leave(&io).await;
                 }
             });
+            let made = drive.made().to_vec();
+            drop(drive);
+            unmake(config, &made);
             Err(failed)
         }
         opened => opened.map(|()| (drive, shards)),

@@ -112,12 +112,14 @@ pub fn run(config: &Config, ready: impl FnOnce(&[SocketAddr]), tell: Tell) -> Re
     process::raise_descriptor_limit();
     let listeners = config.listen.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let at: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+    // Before the store is made: a front end that is refused leaves nothing at the nodes.
+    let shows = config.metrics.map(|at| metrics::bind(at).map(|listener| (listener, at))).transpose()?;
     let mut opened = open::join(config, true)?;
     let mut ready = Some(ready);
-    let shown = match config.metrics {
-        Some(at) => {
+    let shown = match shows {
+        Some((listener, at)) => {
             let shown = Shown::default();
-            let at = metrics::serve(at, shown.clone())?;
+            let at = metrics::serve(listener, at, shown.clone())?;
             eprintln!("farmem: counters at http://{at}/metrics");
             Some(shown)
         }

@@ -17,11 +17,14 @@
 //! that: a slot that was verified in epoch *e* still refers to the same object for an operation
 //! that began in *e* + 1.
 
+mod refused;
 mod way;
 
+pub use refused::NotOpened;
+
 use crate::layout::{
-    At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, Pair, ROOT_BITS, Stage, State, UNIT,
-    head, word,
+    At, Geometry, HEAD_BYTES, Kind, MAGIC, MEMBERS, Member, Owner, PIECE_HEADER, Pair, REMOVED, ROOT_BITS, Stage,
+    State, UNIT, head, word,
 };
 use crate::rules::Bug;
 use crate::shard::copies::{Copies, Mode, Turn, Words};
@@ -61,53 +64,6 @@ pub(crate) struct Watched {
     state: u64,
     heartbeat: u64,
     since_ms: u64,
-}
-
-/// Why a store cannot be opened.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotOpened {
-    /// Something else is there, or another version of it.
-    #[error("the region holds no store of this version of farmem: use the same farmem everywhere, or another name")]
-    Foreign,
-    /// Another number of nodes, or of buckets.
-    #[error(
-        "the store is spread over another number of nodes, or kept in another number of copies: name the nodes that \
-         it was made with, and --protect as then"
-    )]
-    Shape,
-    /// Some of its nodes are not named.
-    #[error("the store is there, but a node that is named has no part of it: name the nodes that it was made with")]
-    Elsewhere,
-    /// Two nodes each are to keep the same keys.
-    #[error("--protect mirror keeps each key at two nodes: name an even number of nodes")]
-    Odd,
-    /// One of two nodes has no copy.
-    #[error(
-        "one of the two nodes that hold it does not have it, and the other does not know that it has ended: wait for it, \
-         or, if it has ended for good, say so by `farmem kv alone`"
-    )]
-    Halved,
-    /// A node is being filled.
-    #[error("a node is being filled with the copies that an ended one had: try again in a moment")]
-    Mending,
-    /// A front end was told that a node has ended, and others have not said that they know.
-    #[error(
-        "a front end was told that one of its two nodes has ended, and waits for the others to say that they know: \
-         wait, or, if no front end is left, say so by `farmem kv alone`"
-    )]
-    Leaving,
-    /// Front ends go on with one of two nodes that are there.
-    #[error(
-        "its front ends have left one of its two nodes, as they were told that it had ended, and it is there: end \
-         that node, then try again"
-    )]
-    Left,
-    /// No memory for its root.
-    #[error("the node has no memory left for the store's root: lend more")]
-    Full,
-    /// All lines are taken.
-    #[error("{MEMBERS} front ends serve this store, which is the limit: stop one")]
-    Crowded,
 }
 
 /// Where a shard is, and what it is to be.
@@ -186,8 +142,10 @@ impl Opening {
         }
         let bytes = way.read(root, HEAD_BYTES as u32).await;
         let at = |offset: u64| word(&bytes, offset as usize / 8);
-        if at(head::MAGIC) != MAGIC {
-            return Err(NotOpened::Foreign);
+        match at(head::MAGIC) {
+            MAGIC => {}
+            REMOVED => return Err(NotOpened::Removed),
+            _ => return Err(NotOpened::Foreign),
         }
         if at(head::SHAPE) != self.shape() {
             return Err(NotOpened::Shape);
@@ -347,7 +305,8 @@ impl Members {
         let Some(Answer::Bytes(seen)) = self.reach.words(io, Words::Head, look).await.pop() else {
             return Err(Trouble::Unsettled);
         };
-        if !is_there(&seen, self.reach.me) {
+        // Of a store that is being removed no front end is a member any more.
+        if !is_there(&seen, self.reach.me) || word(&seen, head::MAGIC as usize / 8) == REMOVED {
             self.reach.shut_out.set(true);
             self.near.lease.end();
             return Err(Trouble::ShutOut);

@@ -151,6 +151,10 @@ impl Engine {
             Ask::RegionRemove(name) => {
                 done(if nic.regions().remove_by(member, name) { Status::Done } else { Status::NotHeld })
             }
+            Ask::RegionRemoveUnused(name) => done(nic.regions().remove_unused(member, name)),
+            Ask::RegionOpener(name, place) => {
+                Ok(nic.opener(member, name, place).map(Reply::Who).ok_or(Status::NotHeld)?)
+            }
             Ask::VolumeAt(place) => Ok(nic.swap().at(member, place).map(Reply::Volume).ok_or(Status::NotHeld)?),
             Ask::RegionAt(place) => {
                 let region = nic.regions().at(member, place).ok_or(Status::NotHeld)?;

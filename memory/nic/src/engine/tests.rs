@@ -332,6 +332,8 @@ fn requests_of_a_control_connection_that_was_superseded_are_not_carried_out() {
             Ask::RegionExpel(region, 1),
             Ask::Wanted,
             Ask::RegionAt(0),
+            Ask::RegionOpener(region, 0),
+            Ask::RegionRemoveUnused(region),
         ]
     };
     for which in 0..asks(SlabId(0), Key(0)).len() {

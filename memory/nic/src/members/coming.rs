@@ -71,7 +71,7 @@ impl Roster {
 
     /// The member of a run that joined first, of those that are here: its supervisor, as long as
     /// that lives.
-    fn leader(&self, run: &Secret) -> Option<Arc<Member>> {
+    pub(crate) fn leader(&self, run: &Secret) -> Option<Arc<Member>> {
         let members = self.members.lock();
         members.values().filter(|member| member.run == *run).min_by_key(|member| member.serial).cloned()
     }

@@ -222,6 +222,8 @@ pub fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         ask(16, Ask::RegionSlab(region, 0)),
         ask(17, Ask::RegionAt(0)),
         ask(18, Ask::RegionExpel(region, 7)),
+        ask(19, Ask::RegionOpener(region, 0)),
+        ask(19, Ask::RegionRemoveUnused(region)),
         ask(19, Ask::RegionRemove(region)),
         ask(20, Ask::VolumeAt(0)),
         ask(21, Ask::Again(SlabId(1))),

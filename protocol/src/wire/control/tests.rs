@@ -68,6 +68,8 @@ fn all_asks() -> Vec<Ask> {
         Ask::VolumeAt(u64::MAX),
         Ask::RegionExpel(region(), u32::MAX),
         Ask::Wanted,
+        Ask::RegionOpener(region(), u64::MAX),
+        Ask::RegionRemoveUnused(region()),
     ]
 }
 

@@ -81,6 +81,30 @@ fn a_member_with_mapped_memory_is_expelled_by_its_end_alone() {
     assert_eq!(answered(&mut other, &nic, &Request::new(1, expel)).unwrap_err().status, Status::NotHeld);
 }
 
+/// What a program has open is not taken from it by a slip: who removes it is told whose it is.
+#[test]
+fn a_region_goes_unused_alone_unless_it_is_meant() {
+    let draw = AtomicU8::new(1);
+    let nic = Nic::new(Lending::new(SLAB_BYTES, Backing::Small), move || [draw.fetch_add(1, Ordering::Relaxed); 16]);
+    let ((mut stays, ..), (goes, ..)) = (opener(&nic, 1, false), opener(&nic, 2, false));
+    let name = "region".parse().unwrap();
+    let mut number = 3;
+    let mut ask = |stays: &mut Engine, ask| {
+        number += 1;
+        answered(stays, &nic, &Request::new(number, ask))
+    };
+    let unused = Ask::RegionRemoveUnused(name);
+    assert_eq!(ask(&mut stays, unused).unwrap_err().status, Status::Shared);
+    let Ok(Reply::Who(who)) = ask(&mut stays, Ask::RegionOpener(name, 0)) else { panic!("the other has it open") };
+    assert_eq!(who.run, wire::run_id(&run(2)));
+    assert_eq!(ask(&mut stays, Ask::RegionOpener(name, 1)).unwrap_err().status, Status::NotHeld, "not itself");
+    goes.close(&nic, Goodbye::Done, 0);
+    nic.membership().end_run(&nic.members()[0].clone(), &run(2));
+    assert_eq!(ask(&mut stays, Ask::RegionOpener(name, 0)).unwrap_err().status, Status::NotHeld);
+    assert_eq!(ask(&mut stays, unused), Ok(Reply::Done), "its own use is none");
+    assert_eq!(ask(&mut stays, unused).unwrap_err().status, Status::NotHeld);
+}
+
 /// One that joined by TCP comes again by the Unix socket, and is passed its slab there.
 #[test]
 fn a_member_that_has_come_by_the_unix_socket_since_has_mapped_memory() {
