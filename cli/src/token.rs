@@ -4,12 +4,13 @@
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farmem_memory::tokens::{self, Entry, Store, StoreError};
 use farmem_nic::tenants::Standing;
+use farmem_protocol::extent::place::BLOCK_BYTES;
 use farmem_sys::{descriptors, process};
 use farmem_trust::{Token, hex, is_tenant, unhex};
 
@@ -119,7 +120,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     match &options.command {
         Command::Create { tenant, quota, rack_quota, rate, expires, store } => {
             let ram = size::ram().map_err(Failure::usage)?.total;
+            if let Some(Size::OfRam(_)) = rate {
+                return Err(Failure::usage("--rate is bytes a second, not a share of RAM: write for example 500M"));
+            }
             let [quota, rack_quota, rate] = [quota, rack_quota, rate].map(|size| size.map(|size| size.bytes(ram)));
+            for (flag, given) in [("--quota", quota), ("--rack-quota", rack_quota)] {
+                if let Some(little) = given.filter(|&given| given < BLOCK_BYTES) {
+                    let why = "the least that anybody is given (a run: 64 MiB)";
+                    return Err(Failure::usage(units::too_little(flag, little, BLOCK_BYTES, why)));
+                }
+            }
             if rate.is_some_and(|rate| rate < LEAST_RATE) {
                 return Err(Failure::usage("--rate is below 64K, at which no program gets on"));
             }
@@ -167,17 +177,41 @@ fn create(
     let mut random = [0; 40];
     process::random_bytes(&mut random).map_err(|e| Failure::usage(format!("no randomness for a token: {e}")))?;
     let token = Token::new(tenant, &random).ok_or_else(|| Failure::usage("no tenant can be called so"))?;
+    // It is kept in whole seconds.
+    if expires.is_some_and(|time| time.as_secs() == 0) {
+        return Err(Failure::usage("--expires is below a second: the token would have expired before its first use"));
+    }
     let expires = expires.map(|time| tokens::now() + time.as_secs());
     let mut out = output().map_err(|e| Failure::usage(format!("no token was made: {e}")))?;
-    Store::change(store, |store| {
+    let before = Store::change(store, |store| {
+        let before = store.tenants.get(tenant).cloned();
         about(store)?;
         store.tokens.push(Entry::new(&token, expires));
-        Ok(())
+        Ok(before)
     })
     .map_err(|e| Failure::usage(e.to_string()))?;
-    out.write_all(format!("{token}\n").as_bytes()).map_err(|e| {
+    // A disk's error may come late.
+    let printed = out.write_all(format!("{token}\n").as_bytes()).and_then(|()| match out.metadata()?.is_file() {
+        true => out.sync_all(),
+        false => Ok(()),
+    });
+    printed.map_err(|e| {
         let id = hex(&token.key().id);
-        Failure::usage(format!("the token {id} is in the store, and could not be printed: {e}; revoke it"))
+        let taken_back = Store::change(store, |store| {
+            store.tokens.retain(|entry| entry.id != id);
+            match before {
+                Some(before) => store.tenants.insert(tenant.to_owned(), before),
+                None => store.tenants.remove(tenant),
+            };
+            Ok(())
+        });
+        match taken_back {
+            Ok(()) => Failure::usage(format!("no token was made, because it cannot be printed: {e}")),
+            Err(kept) => Failure::usage(format!(
+                "the token {id} is in the store, and cannot be printed: {e}; revoke it, since taking it back failed: \
+                 {kept}"
+            )),
+        }
     })
 }
 
@@ -187,6 +221,12 @@ fn create(
 fn output() -> io::Result<File> {
     let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let about = out.metadata()?;
+    // Where it is closed the standard library has opened /dev/null in its place.
+    if about.file_type().is_char_device() && about.rdev() == std::fs::metadata("/dev/null")?.rdev() {
+        return Err(io::Error::other(
+            "standard output is closed, or /dev/null, and a token is shown once: name a file by >",
+        ));
+    }
     // Another's file is another's business: this process cannot change it, or is root's.
     if about.is_file() && about.uid() == process::user() {
         out.set_permissions(Permissions::from_mode(about.mode() & 0o600))?;

@@ -108,11 +108,37 @@ fn a_token_is_printed_into_a_file_of_its_owners_alone() {
     assert!(status.is_some_and(|status| status != 0 && status != 101), "{status:?} {complaint}");
     assert!(complaint.lines().count() == 1 && complaint.contains("another file"), "{complaint}");
     assert_eq!((reader.metadata().unwrap().len(), tokens()), (0, before), "it is nowhere");
-    // Where it cannot be printed, the reader is told which one to revoke.
-    let full = token(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
-    let (status, complaint) = (full.status.code(), text(&full.stderr));
-    assert!(status.is_some_and(|status| status != 0 && status != 101), "{status:?} {complaint}");
-    assert!(complaint.lines().count() == 1 && complaint.contains("revoke it"), "{complaint}");
+}
+
+/// It is shown once: one that nobody has seen is of no use to its tenant, and may be to a thief.
+#[test]
+fn a_token_that_cannot_be_printed_is_not_made() {
+    let place = Place::new();
+    let store = place.path().join("tokens.toml");
+    let create = |options: &[&str], out: std::process::Stdio| {
+        let mut command = place.farmem(["token", "create", "--store"]);
+        let ended = command.arg(&store).args(options).stdout(out).output().unwrap();
+        (ended.status.code(), text(&ended.stderr))
+    };
+    let full = || std::process::Stdio::from(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let refused = |(status, complaint): (Option<i32>, String)| {
+        assert_eq!((status, complaint.lines().count()), (Some(64), 1), "{complaint}");
+        assert!(complaint.contains("no token was made"), "{complaint}");
+    };
+    let kept = || fs::read_to_string(&store).unwrap();
+    refused(create(&["--tenant", "a", "--quota", "64M"], full()));
+    assert!(!kept().contains('a'), "{}", kept());
+    assert_eq!(create(&["--tenant", "a", "--quota", "64M"], std::process::Stdio::piped()).0, Some(0));
+    let before = kept();
+    refused(create(&["--tenant", "a", "--quota", "128M"], full()));
+    assert_eq!(kept(), before, "its tenant's quota is as it was");
+    // As a shell leaves it after >&-, and where nobody would see it.
+    let mut closed = std::process::Command::new("sh");
+    closed.args(["-c", "exec \"$0\" token create --tenant b --store \"$1\" >&-", env!("CARGO_BIN_EXE_farmem")]);
+    let ended = closed.arg(&store).output().unwrap();
+    refused((ended.status.code(), text(&ended.stderr)));
+    refused(create(&["--tenant", "b"], std::process::Stdio::null()));
+    assert_eq!(kept(), before);
 }
 
 /// `revoke` takes a tenant or the id of a token.

@@ -122,13 +122,20 @@ pub enum GrantError {
         /// The memory that it lends in all, in MiB.
         lend_mib: u64,
     },
-    /// The run holds as much as the node lets one hold.
-    #[error("memory node {node} lets a run hold {}: start it with a larger --quota, or add a node", bytes(quota_mib << 20))]
+    /// The run, or its tenant, holds as much as the node lets one hold.
+    #[error(
+        "memory node {node} lets {} hold {}: {}, or add a node",
+        if *of_tenant { "all programs of this tenant together" } else { "a run" },
+        bytes(quota_mib << 20),
+        if *of_tenant { "raise the tenant's quota (farmem token create --quota)" } else { "start it with a larger --quota" }
+    )]
     Quota {
         /// Its address.
         node: String,
-        /// The most that one owner may hold, in MiB.
+        /// The most that one owner, or all of a tenant, may hold, in MiB.
         quota_mib: u64,
+        /// The limit is the tenant's.
+        of_tenant: bool,
     },
     /// The node's system, or this one, has no memory or descriptors left.
     #[error("memory node {node} cannot grant memory: {reason}")]

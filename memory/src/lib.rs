@@ -208,7 +208,7 @@ pub enum StartError {
     #[error("--tokens {0}: its owner is another user, and the node gives up root's right to read it: chown root {0}")]
     OthersTokens(PathBuf),
     /// The store of tokens cannot be used.
-    #[error("--tokens {0}")]
+    #[error("--tokens {}{}", .0, .0.remedy())]
     Tokens(#[from] tokens::StoreError),
     /// The status file cannot be written.
     #[error("cannot write {0}: {1}")]

@@ -57,6 +57,16 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// What to do where there is no store; empty otherwise.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            StoreError::Secret(FileError::File(_, e)) if e.kind() == io::ErrorKind::NotFound => {
+                ": farmem token create makes one"
+            }
+            _ => "",
+        }
+    }
+
     /// Whether the reason is that this process has no permission to read the file.
     pub fn forbidden(&self) -> bool {
         matches!(self, StoreError::Secret(FileError::File(_, e)) if e.kind() == io::ErrorKind::PermissionDenied)

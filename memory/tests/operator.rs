@@ -136,7 +136,7 @@ fn an_owner_holds_no_more_than_its_quota() {
     let one = join_run(&node, [1; 16]).unwrap();
     let slab = one.grant().unwrap().id;
     let refused = one.grant().unwrap_err();
-    assert!(matches!(refused, GrantError::Quota { quota_mib: 67, .. }), "{refused}");
+    assert!(matches!(refused, GrantError::Quota { quota_mib: 67, of_tenant: false, .. }), "{refused}");
     // Of the same run, though another process; and of another run.
     assert!(matches!(join_run(&node, [1; 16]).unwrap().grant(), Err(GrantError::Quota { .. })));
     let other = join_run(&node, [2; 16]).unwrap();

@@ -161,7 +161,8 @@ fn a_tenants_quota_is_of_all_its_runs() {
     second.grant().unwrap();
     for session in [&first, &second] {
         let full = session.grant().unwrap_err();
-        assert!(matches!(full, GrantError::Quota { quota_mib: 192, .. }), "{full}");
+        assert!(matches!(full, GrantError::Quota { quota_mib: 192, of_tenant: true, .. }), "{full}");
+        assert!(full.to_string().contains("tenant's quota (farmem token"), "{full}");
     }
     first.release(slab).unwrap();
     second.grant().unwrap();

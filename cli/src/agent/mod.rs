@@ -117,6 +117,7 @@ for --grace, and are served by the next agent.";
 
 /// Serves until idle, or told to end.
 pub fn run(options: &Options) -> Result<(), Failure> {
+    options.quota.iter().try_for_each(Quota::check)?;
     if !options.status {
         forbidden::check(&[probe::COMMON, probe::NODE, probe::AGENT])?;
     }

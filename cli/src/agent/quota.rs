@@ -5,7 +5,11 @@ use std::str::FromStr;
 use farmem_agent::ledger::MAX_JOB;
 use farmem_agent::stock::Quotas;
 
+use farmem_protocol::extent::place::BLOCK_BYTES;
+
+use crate::failure::Failure;
 use crate::size::{self, Size};
+use crate::units;
 
 /// One `--quota`.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,10 +36,26 @@ impl FromStr for Quota {
 }
 
 impl Quota {
+    /// Bytes.
+    fn bytes(&self) -> u64 {
+        self.most.bytes(size::ram().map_or(u64::MAX, |ram| ram.total))
+    }
+
+    /// Refuses one below a block: quotas are counted in these, so nothing could be held.
+    pub fn check(&self) -> Result<(), Failure> {
+        let bytes = self.bytes();
+        match bytes < BLOCK_BYTES {
+            true => {
+                let why = "the block in which quotas are counted";
+                Err(Failure::usage(units::too_little("--quota", bytes, BLOCK_BYTES, why)))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Adds it to others; a later one takes an earlier one's place.
     pub fn add_to(mut all: Quotas, quota: &Quota) -> Quotas {
-        let ram = size::ram().map_or(u64::MAX, |ram| ram.total);
-        let bytes = quota.most.bytes(ram);
+        let bytes = quota.bytes();
         match &quota.of {
             None => all.each = Some(bytes),
             Some(tenant) => drop(all.named.insert(tenant.clone(), bytes)),

@@ -20,7 +20,10 @@ impl Membership {
                 return Err(GrantError::Exhausted { node: node(), lend_mib: refused.value >> 20 });
             }
             Err(refused) if refused.status == Status::Quota => {
-                return Err(GrantError::Quota { node: node(), quota_mib: refused.value >> 20 });
+                return Err(GrantError::Quota { node: node(), quota_mib: refused.value >> 20, of_tenant: false });
+            }
+            Err(refused) if refused.status == Status::TenantQuota => {
+                return Err(GrantError::Quota { node: node(), quota_mib: refused.value >> 20, of_tenant: true });
             }
             Err(refused) if refused.status == Status::System => {
                 return Err(system(format!("there: {}", Errno(refused.value as i32))));

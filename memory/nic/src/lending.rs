@@ -86,10 +86,19 @@ pub(super) fn bury(slabs: impl IntoIterator<Item = Arc<Slab>>) {
 pub enum NoSlab {
     /// Everything is lent.
     Exhausted,
-    /// The owner has as many bytes as it may.
-    Quota(u64),
+    /// The owner, or its tenant, has as many bytes as it may.
+    Quota(Quota),
     /// The system refused.
     System(Errno),
+}
+
+/// A limit that is reached, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quota {
+    /// Of one owner.
+    OfOwner(u64),
+    /// Of all owners of a tenant together.
+    OfTenant(u64),
 }
 
 impl Lending {
@@ -267,7 +276,8 @@ impl Grants<'_> {
                     count(&self.tally.exhausted, 1);
                     (Status::Exhausted, self.lending.most(), "all is lent")
                 }
-                NoSlab::Quota(bytes) => (Status::Quota, bytes, "its owner has its quota"),
+                NoSlab::Quota(Quota::OfOwner(bytes)) => (Status::Quota, bytes, "its owner has its quota"),
+                NoSlab::Quota(Quota::OfTenant(bytes)) => (Status::TenantQuota, bytes, "its tenant has its quota"),
                 NoSlab::System(e) => (Status::System, e.0 as u64, "this machine has no memory or descriptors left"),
             };
             self.events.tell(Event::Granted(member, Err(told)));
@@ -379,7 +389,7 @@ mod tests {
         let small = Arc::new(Lease::new(lending.units()).unwrap());
         let mut held: Vec<_> = (0..5).map(|_| lending.grant(&small).unwrap()).collect();
         bury(left);
-        assert_eq!(lending.grant(&small).unwrap_err(), NoSlab::Quota(5 * SLAB_BYTES));
+        assert_eq!(lending.grant(&small).unwrap_err(), NoSlab::Quota(Quota::OfOwner(5 * SLAB_BYTES)));
         assert_eq!(lending.lent(), 13 * SLAB_BYTES, "those of the other wait");
         bury(held.drain(..));
         held.push(lending.grant(&small).unwrap());

@@ -136,7 +136,7 @@ fn of_memory(list: &mut Vec<Box<dyn Shown>>) {
     every!(list, Lost: Lost { .. } => lost());
     every!(list, GrantError:
         GrantError::Exhausted { .. } => GrantError::Exhausted { node: node(), lend_mib: 64 },
-        GrantError::Quota { .. } => GrantError::Quota { node: node(), quota_mib: 64 },
+        GrantError::Quota { .. } => GrantError::Quota { node: node(), quota_mib: 64, of_tenant: true },
         GrantError::System { .. } => GrantError::System { node: node(), reason: Errno(libc::ENOMEM).to_string() },
         GrantError::Lost(_) => GrantError::Lost(lost()),
     );

@@ -24,7 +24,7 @@ impl Units {
         };
         let owner = lease.owner();
         if !self.charge(owner, CHUNKS) {
-            return Err(NoSlab::Quota(self.quota_of(owner)));
+            return Err(NoSlab::Quota(self.reached(owner, CHUNKS as u64)));
         }
         // The arena's memory is there before a word says that somebody has it.
         if let Err(e) = self.arena() {

@@ -29,6 +29,7 @@ mod slabs;
 mod tests;
 mod words;
 
+use crate::lending::Quota;
 use crate::tenants::Tenant;
 pub use arena::Arena;
 use farmem_protocol::addr::SLAB_BYTES;
@@ -182,10 +183,14 @@ impl Units {
         }
     }
 
-    /// Bytes that the owner may hold, or all owners of its tenant, whichever is less.
-    pub fn least_quota_of(&self, owner: Owner) -> u64 {
-        let tenant = self.tenants.lock().get(&owner.slot()).map_or(u64::MAX, |tenant| tenant.limit());
-        self.quota_of(owner).min(tenant)
+    /// Which quota keeps an owner from so many chunks more.
+    pub(crate) fn reached(&self, owner: Owner, chunks: u64) -> Quota {
+        let load = |field| self.words.load(Target::Owner(owner, field));
+        let is_own = load(OwnerField::Held).saturating_add(chunks) > load(OwnerField::Quota);
+        match self.tenants.lock().get(&owner.slot()) {
+            Some(tenant) if !is_own => Quota::OfTenant(tenant.limit()),
+            _ => Quota::OfOwner(self.quota_of(owner)),
+        }
     }
 
     /// Bytes that the system has given for units.

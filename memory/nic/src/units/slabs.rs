@@ -16,7 +16,7 @@ impl Units {
     pub(crate) fn claim_slab(&self, owner: Owner) -> Result<u32, NoSlab> {
         let _claiming = self.claiming(SLAB_BYTES).ok_or(NoSlab::Exhausted)?;
         if !self.charge(owner, SLAB_CHUNKS) {
-            return Err(NoSlab::Quota(self.least_quota_of(owner)));
+            return Err(NoSlab::Quota(self.reached(owner, SLAB_CHUNKS as u64)));
         }
         let giants = (0..self.words.geometry().count(Level::Giant)).rev().map(Place::giant);
         self.claim_or_split(giants, || self.words.claim_neighbours(owner)).ok_or_else(|| {
