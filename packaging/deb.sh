@@ -22,7 +22,7 @@ strip --remove-section=.comment "$tree/usr/bin/farmem" 2>/dev/null || true
 install -Dm644 "$target/release/deps/libfarmem_preload.so" "$tree/usr/lib/farmem/libfarmem_preload.so"
 install -Dm644 "$target/release/libfarmem_store.so" "$tree/usr/lib/farmem/libfarmem_store.so"
 strip --strip-unneeded --remove-section=.comment "$tree/usr/lib/farmem/libfarmem_store.so" 2>/dev/null || true
-for header in farmem farmem_store; do
+for header in farmem farmem_store farmem_objects; do
     install -Dm644 "bindings/c/$header.h" "$tree/usr/include/$header.h"
 done
 for module in bindings/python/farmem/*.py; do
@@ -48,6 +48,10 @@ install -Dm644 "$tree/manual/farmem.fish" "$tree/usr/share/fish/vendor_completio
 rm -r "$tree/manual"
 
 for text in README.md CHANGELOG.md; do
+    install -Dm644 "$text" "$tree/usr/share/doc/farmem/$text"
+done
+# README refers to them by these names.
+find docs -type f | while read -r text; do
     install -Dm644 "$text" "$tree/usr/share/doc/farmem/$text"
 done
 install -Dm644 /dev/stdin "$tree/usr/share/doc/farmem/copyright" <<COPYRIGHT

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use farmem_fabric::NodeAddr;
 use farmem_memory::{Config, Rdma, StartError};
 use farmem_sys::{probe, process};
@@ -19,6 +20,7 @@ use crate::leftovers;
 use crate::rack;
 use crate::runtime_dir::{self, LONGEST};
 use crate::size::{self, Size};
+use crate::units;
 
 /// Lend this machine's memory to programs elsewhere
 #[derive(clap::Args, Debug)]
@@ -65,7 +67,7 @@ pub struct Options {
     pub quota: Option<Size>,
 
     /// How many functions near memory (sums, gathers) may run at a time for its programs; 0: none
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = at_once())]
     pub compute: usize,
 
     /// The rack it belongs to
@@ -117,6 +119,11 @@ fn rdma(text: &str) -> Result<Rdma, &'static str> {
         "" => Err("name a card, or say auto or off"),
         name => Ok(Rdma::Card(name.to_owned())),
     }
+}
+
+/// Functions near memory at a time: each has a thread.
+fn at_once() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(0..=1024)
 }
 
 /// The status of a node, in `node-PID.json` in the runtime directory.
@@ -232,7 +239,22 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         forbidden::check(&[probe::COMMON, probe::NODE])?;
     }
     refuse_strangers(options)?;
-    let ram = size::ram().map_err(Failure::usage)?.total;
+    let machine = size::ram().map_err(Failure::usage)?;
+    let ram = machine.total;
+    if let Some(reserve) = options.reserve.map(|reserve| reserve.bytes(ram)).filter(|&reserve| reserve >= ram) {
+        let reserve = units::bytes(reserve);
+        return Err(Failure::usage(format!(
+            "--reserve is {reserve}, and {machine}: nothing would be lent; leave less"
+        )));
+    }
+    let again = (1..options.listen.len()).find(|&at| {
+        let is_any = matches!(&options.listen[at], NodeAddr::Tcp(at) if at.ends_with(":0"));
+        !is_any && options.listen[..at].contains(&options.listen[at])
+    });
+    if let Some(again) = again {
+        let at = &options.listen[again];
+        return Err(Failure::usage(format!("--listen: {at} is named twice: name each address once")));
+    }
     let config = Config {
         lend: options.lend.bytes(ram),
         reserve: options.reserve.map_or(0, |reserve| reserve.bytes(ram)),

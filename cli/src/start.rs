@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
+use farmem_protocol::wire::text::printable;
 use farmem_run::exit;
 
 use crate::failure::Failure;
@@ -23,7 +24,7 @@ pub trait Program: CommandFactory + FromArgMatches {
 /// Reads the command line and carries it out. Returns on success; else prints one line and exits.
 pub fn start<P: Program>() {
     end_with_output();
-    let matches = numbers_as_values(P::command()).try_get_matches();
+    let matches = numbers_as_values(P::command()).try_get_matches_from(asked(std::env::args_os()));
     let ended = match matches.and_then(|matches| P::from_arg_matches(&matches)) {
         Ok(program) => std::panic::catch_unwind(AssertUnwindSafe(|| program.execute())),
         Err(refused) => Ok(Err(explain(&P::command(), &refused))),
@@ -38,8 +39,24 @@ pub fn start<P: Program>() {
         },
     };
     // Standard error may be closed; the status still tells.
-    let _ = writeln!(std::io::stderr(), "farmem: {}", failure.line);
+    let _ = writeln!(std::io::stderr(), "farmem: {}", shown(&failure.line));
     std::process::exit(failure.status);
+}
+
+/// The same words, with `farmem help run` as `farmem run --help`.
+fn asked(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    if words.get(1).is_some_and(|word| word == "help") {
+        words.remove(1);
+        words.push("--help".into());
+    }
+    words
+}
+
+/// A line as a terminal may have it: an argument, a file or a peer may have put into it what moves a
+/// cursor.
+fn shown(line: &str) -> String {
+    line.lines().map(printable).collect::<Vec<_>>().join("\n")
 }
 
 /// Has options take `-1` for a value. The option then refuses it by name, where clap would else
@@ -196,6 +213,19 @@ mod tests {
         assert_eq!(meant(&["token", "create"]), "farmem token create");
         assert_eq!(meant(&["nonsense"]), "farmem");
         assert_eq!(meant(&[]), "farmem");
+    }
+
+    #[test]
+    fn help_may_be_asked_for_by_its_name() {
+        let read = |words: &[&str]| asked(words.iter().map(OsString::from));
+        assert_eq!(read(&["farmem", "help", "token", "create"]), ["farmem", "token", "create", "--help"]);
+        assert_eq!(read(&["farmem", "help"]), ["farmem", "--help"]);
+        assert_eq!(read(&["farmem", "run", "--", "help"]), ["farmem", "run", "--", "help"]);
+    }
+
+    #[test]
+    fn no_line_moves_a_cursor() {
+        assert_eq!(shown("a \u{1b}[31mb\tc"), "a ?[31mb?c");
     }
 
     #[test]

@@ -32,7 +32,12 @@ pub enum AskError {
         at: String,
         /// The error of the system.
         why: String,
+        /// Its machine says that nobody listens there: waiting for an answer is of no use.
+        nobody: bool,
     },
+    /// Several were not reached.
+    #[error("no controller can be reached: {0}")]
+    AllAway(String),
     /// The controller does not lead, or leads no longer.
     #[error("the controller at {at} has no answer: {why}")]
     NotNow {
@@ -159,17 +164,16 @@ impl Client {
     }
 
     /// Asks the controller that answered last, then the others, until one that leads has answered.
+    /// Where nobody listens at any of them, none can take over soon: that ends the search at once.
     fn ask<T>(&self, call: impl Fn(&str) -> Result<T, AskError>) -> Result<T, AskError> {
         let (until, count) = (Instant::now() + LEADER_WITHIN, self.at.len());
         loop {
-            let (first, mut failed) = (self.shared.last.load(Ordering::Relaxed), None);
+            let (first, mut failed) = (self.shared.last.load(Ordering::Relaxed), Vec::new());
             for step in 0..count {
                 let at = (first + step) % count;
                 match call(&self.at[at]) {
-                    // A controller's own reason says more than that another one is away.
-                    Err(e @ AskError::NotNow { .. }) => failed = Some(e),
-                    Err(e @ (AskError::Away { .. } | AskError::Stranger { .. })) => {
-                        failed.get_or_insert(e);
+                    Err(e @ (AskError::NotNow { .. } | AskError::Away { .. } | AskError::Stranger { .. })) => {
+                        failed.push(e);
                     }
                     answer => {
                         self.shared.last.store(at, Ordering::Relaxed);
@@ -177,8 +181,9 @@ impl Client {
                     }
                 }
             }
-            let Some(failed) = failed else { unreachable!("a controller was asked") };
-            let may_come = count > 1 || matches!(failed, AskError::NotNow { .. });
+            let nobody = failed.iter().all(|e| matches!(e, AskError::Away { nobody: true, .. }));
+            let failed = together(failed);
+            let may_come = count > 1 && !nobody || matches!(failed, AskError::NotNow { .. });
             if !may_come || Instant::now() + PAUSE > until {
                 return Err(failed);
             }
@@ -219,13 +224,31 @@ impl Client {
                 headers.fold(self.agent.post(url), |post, (name, value)| post.header(name, value)).send(asked.body)
             }
         };
-        let mut answer = sent.map_err(|e| AskError::Away { at: at.to_owned(), why: printable(&why_away(e)) })?;
+        let mut answer = sent.map_err(|e| {
+            let nobody = matches!(&e, ureq::Error::Io(e) if e.kind() == std::io::ErrorKind::ConnectionRefused);
+            AskError::Away { at: at.to_owned(), why: printable(&why_away(e)), nobody }
+        })?;
         let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let (challenge, proof) = (header(guard::CHALLENGE), header(guard::ANSWER));
         let text = answer.body_mut().with_config().limit(LONGEST_ANSWER).read_to_string();
         let text = text.map_err(|e| AskError::Stranger { at: at.to_owned(), why: e.to_string() })?;
         Ok(Answer { status: answer.status().as_u16(), challenge, proof, text })
     }
+}
+
+/// What is told of controllers of which none has answered. A controller's own reason says more than that
+/// others are away, and a stranger's answer more than silence.
+fn together(mut failed: Vec<AskError>) -> AskError {
+    let said = failed.iter().position(|e| matches!(e, AskError::NotNow { .. }));
+    let said = said.or_else(|| failed.iter().position(|e| !matches!(e, AskError::Away { .. })));
+    if let Some(at) = said.or(if failed.len() == 1 { Some(0) } else { None }) {
+        return failed.swap_remove(at);
+    }
+    let each = |e: &AskError| match e {
+        AskError::Away { at, why, .. } => format!("{at}: {why}"),
+        other => other.to_string(),
+    };
+    AskError::AllAway(failed.iter().map(each).collect::<Vec<_>>().join("; "))
 }
 
 /// What the system says, where it is the system that refuses; what to do where that is known.
@@ -315,5 +338,23 @@ mod tests {
         let given = client.want(&Want::default()).unwrap();
         assert_eq!((given.nodes[0].at.as_str(), given.nodes[0].domain.as_str()), ("a?[2J:1", "?d"));
         serves.join().unwrap();
+    }
+
+    #[test]
+    fn controllers_of_which_none_listens_are_all_named_at_once() {
+        let begun = Instant::now();
+        let said = Client::new("127.0.0.1:1,127.0.0.1:2").rack().unwrap_err().to_string();
+        assert!(said.contains("127.0.0.1:1: nobody listens") && said.contains("127.0.0.1:2: nobody"), "{said}");
+        assert!(begun.elapsed() < LEADER_WITHIN / 2);
+    }
+
+    #[test]
+    fn a_controllers_reason_is_told_before_the_silence_of_others() {
+        let away = |at: &str| AskError::Away { at: at.to_owned(), why: "silent".to_owned(), nobody: false };
+        let now = || AskError::NotNow { at: "c:1".to_owned(), why: "it follows b:1".to_owned() };
+        let said = |failed| together(failed).to_string();
+        assert_eq!(said(vec![away("a:1"), now()]), "the controller at c:1 has no answer: it follows b:1");
+        assert_eq!(said(vec![away("a:1")]), "the controller at a:1 cannot be reached: silent");
+        assert_eq!(said(vec![away("a:1"), away("b:1")]), "no controller can be reached: a:1: silent; b:1: silent");
     }
 }

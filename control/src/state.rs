@@ -21,7 +21,7 @@ mod beat;
 mod events;
 mod giving;
 mod intent;
-mod names;
+pub mod names;
 mod node;
 mod refusal;
 mod shares;

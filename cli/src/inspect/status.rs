@@ -44,6 +44,8 @@ Examples:
 
 A region's slabs stand under its name; a run's under the run, by the pid that farmem top shows if it is of this machine; what a \
 process claims itself, in pieces from 4 KiB on, under its pid, or as agent if it is this user's. \"Used\" is what of it was touched and not freed by programs since. \
+\"Retired\" has changed its owner so often that its keys are used up: it is lent no more. \"Shared blocks\" are blocks of 2 MiB that several \
+processes have pieces of. \"Windows\" are keys by which programs let others reach parts of their memory; bound ones are in use. \
 \"By others\" is what other tenants hold, whom a node does not name. \"Cleaning\" was given back and is drained and scrubbed before it is free.";
 
 /// The known facts of a node. Bytes, unless it says otherwise.

@@ -56,7 +56,7 @@ pub struct Options {
     /// A name by which browsers and others without a token reach this controller, beside those of
     /// --listen and --advertise and the machine's own. A request that names another one is refused:
     /// it may come from a web page of a stranger. May be given several times
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = called)]
     pub called: Vec<String>,
 
     /// The store of the tokens by which runs ask for nodes, as `farmem token` makes it. Nodes and
@@ -110,6 +110,15 @@ fn listen(text: &str, open: bool) -> Result<TcpListener, Failure> {
     TcpListener::bind(&all[..]).map_err(|e| Failure::listen(text, &e))
 }
 
+/// A name by which a request may call this controller, with a port or without.
+fn called(text: &str) -> Result<String, &'static str> {
+    let is_host = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+    match !text.is_empty() && text.chars().all(is_host) {
+        true => Ok(text.to_owned()),
+        false => Err("write the name of a machine, as rack.example"),
+    }
+}
+
 /// Asks for the tokens of a store, if there is one.
 fn guard(keys: Option<&Arc<Keys>>, options: &Options) -> Result<Guard, Failure> {
     let find = keys.cloned().map(|keys| -> Find { Box::new(move |id| keys.find(id, keeps)) });
@@ -148,7 +157,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     // Files are opened after that, as they will be opened again.
     crate::confined::begin();
     let keys = options.tokens.as_deref().map(Keys::read).transpose();
-    let keys = keys.map_err(|e| Failure::usage(format!("--tokens {e}")))?.map(Arc::new);
+    let keys = keys.map_err(|e| Failure::usage(format!("--tokens {e}{}", e.remedy())))?.map(Arc::new);
     let has_quotas = keys.as_ref().is_some_and(|keys| !keys.rack_quotas(keeps).is_empty());
     if has_quotas && options.store.is_none() {
         return Err(Failure::usage(

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use farmem_control::api::{Beat, Share};
 use farmem_control::client::Client;
+use farmem_control::state::names;
 use farmem_fabric::NodeAddr;
 use farmem_memory::Node;
 use farmem_nic::Nic;
@@ -38,7 +39,7 @@ pub struct Rack {
     pub domain: Option<Domain>,
 
     /// The node's name in the rack [default: the host's name]
-    #[arg(long, value_name = "NAME", requires = "controller")]
+    #[arg(long, value_name = "NAME", requires = "controller", value_parser = name)]
     pub name: Option<String>,
 
     /// Where other machines reach this node, if not where it listens
@@ -49,6 +50,11 @@ pub struct Rack {
     /// FARMEM_TOKEN]
     #[arg(long, value_name = "FILE", requires = "controller")]
     pub token: Option<PathBuf>,
+}
+
+/// A name by which a controller knows a node.
+fn name(text: &str) -> Result<String, String> {
+    if names::is_name(text) { Ok(text.to_owned()) } else { Err(names::rule("name")) }
 }
 
 impl Rack {

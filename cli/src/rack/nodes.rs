@@ -107,7 +107,9 @@ impl Asker {
         let (until, mut told) = (Instant::now() + WAITS, false);
         let asked = loop {
             match self.ask() {
-                Err(e @ (AskError::Away { .. } | AskError::NotNow { .. })) if Instant::now() < until => {
+                Err(e @ (AskError::Away { .. } | AskError::AllAway(_) | AskError::NotNow { .. }))
+                    if Instant::now() < until =>
+                {
                     if !std::mem::replace(&mut told, true) {
                         eprintln!("farmem: {}", self.begins_later(&e));
                     }
@@ -340,7 +342,7 @@ mod tests {
     #[test]
     fn an_agent_is_called_one() {
         let run = Asker::new("rack:1", RunName::new().unwrap(), 1, None);
-        let away = AskError::Away { at: "rack:1".into(), why: "no".into() };
+        let away = AskError::Away { at: "rack:1".into(), why: "no".into(), nobody: false };
         let line = "the controller at rack:1 cannot be reached: no; the run begins when a controller answers, or ends after 30 s";
         assert_eq!(run.begins_later(&away), line);
         assert_eq!(run.goes_on("no"), "no; the run goes on with the nodes that it has");

@@ -101,7 +101,9 @@ impl Which {
 fn failed(e: AskError) -> Failure {
     match e {
         AskError::Refused(_) => Failure::usage(e),
-        AskError::Away { .. } | AskError::NotNow { .. } | AskError::Stranger { .. } => Failure::no_node(e),
+        AskError::Away { .. } | AskError::AllAway(_) | AskError::NotNow { .. } | AskError::Stranger { .. } => {
+            Failure::no_node(e)
+        }
     }
 }
 

@@ -159,6 +159,9 @@ impl Plan {
         let token = options.token.file(&settings)?.filter(|_| asked);
         let stats = settings.choose("stats", options.stats.clone(), str::parse)?;
         let stats = stats.map_or(Stats::Text, |(stats, _)| stats);
+        if options.sites && stats == Stats::None {
+            return Err(Failure::usage("--sites is told with the summary, and --stats none leaves that out"));
+        }
         // The program may change its directory before the library opens the file.
         let trace = options.trace.as_deref().map(std::path::absolute).transpose().map_err(Failure::usage)?;
         let spec = RunSpec {
@@ -227,6 +230,10 @@ fn local(flag: Option<Size>, settings: &Settings, ram: Ram) -> Result<(u64, Orig
     };
     let asked = size.bytes(ram.total);
     let local = asked & !4095;
+    if let (Size::OfRam(_), true) = (size, local < LEAST_LOCAL) {
+        let asked = units::bytes(asked);
+        return Err(Failure::usage(format!("{from} is {asked}, below 1 MiB, the least that works")));
+    }
     if local < LEAST_LOCAL {
         return Err(Failure::usage(units::too_little(&from, asked, LEAST_LOCAL, "the least that works")));
     }

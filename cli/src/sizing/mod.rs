@@ -14,6 +14,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use crate::borrow;
 use crate::failure::Failure;
 use crate::run::{self, Nodes, Plan, names};
 use crate::size::Size;
@@ -37,6 +38,9 @@ pub struct Options {
     /// How bytes move [default: auto]
     #[arg(long, value_parser = names::<Transport>())]
     pub transport: Option<Transport>,
+
+    #[command(flatten)]
+    pub token: borrow::Flag,
 
     /// Print the table as one JSON object
     #[arg(long)]
@@ -81,6 +85,7 @@ pub fn run(options: &Options) -> Result<Infallible, Failure> {
     let asked = run::Options {
         node: options.node.clone(),
         transport: options.transport,
+        token: options.token.clone(),
         no_settings: options.no_settings,
         local: Some(Size::Bytes(1 << 30)),
         ..run::Options::plain(options.command.clone())

@@ -84,7 +84,8 @@ impl Report {
             processes: outcome.sample.processes.len(),
             fetch_ns,
             peak,
-            suggested: affordable.map(|row| row.local).min(),
+            // One size alone tells nothing.
+            suggested: affordable.map(|row| row.local).min().filter(|_| rows.len() > 1),
             sizes: rows,
         }
     }

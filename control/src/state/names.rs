@@ -9,12 +9,17 @@ pub(super) fn is_text(text: &str) -> bool {
     !text.is_empty() && text.len() <= LONGEST && text.chars().all(|c| is_plain(c) && c != ',')
 }
 
-/// Refuses a name that is no [`is_text`], or has a space. `what` names it in the refusal.
+/// Whether a text may name a node: an [`is_text`] without spaces.
+pub fn is_name(text: &str) -> bool {
+    is_text(text) && !text.contains(char::is_whitespace)
+}
+
+/// What a name is, for those who gave none.
+pub fn rule(what: &str) -> String {
+    format!("a {what} is 1 to {LONGEST} characters, without spaces, commas and control characters")
+}
+
+/// Refuses a name that is none. `what` names it in the refusal.
 pub(super) fn name_is_good(what: &str, text: &str) -> Result<(), Refusal> {
-    if is_text(text) && !text.contains(char::is_whitespace) {
-        return Ok(());
-    }
-    Err(Refusal::Malformed(format!(
-        "a {what} is 1 to {LONGEST} characters, without spaces, commas and control characters"
-    )))
+    if is_name(text) { Ok(()) } else { Err(Refusal::Malformed(rule(what))) }
 }

@@ -135,7 +135,7 @@ Examples:
 fn share(text: &str) -> Result<f64, &'static str> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(share) if share > 0.0 && share <= 400.0 => Ok(share / 100.0),
-        _ => Err("a share above 0% is needed, such as 25%"),
+        _ => Err("a share above 0% and at most 400% is needed, such as 25%"),
     }
 }
 
@@ -209,7 +209,8 @@ impl Amat {
             if sources > 1 {
                 return Err(Usage::of(anyhow!("--svg draws one trace at a time")));
             }
-            File::options().append(true).create(true).open(path).with_context(|| path.display().to_string())?;
+            let opened = File::options().append(true).create(true).open(path);
+            opened.with_context(|| path.display().to_string()).map_err(Usage::of)?;
         }
         let mut origins: Vec<Origin> = self.traces.iter().cloned().map(Origin::File).collect();
         if let Some(pattern) = self.generate {

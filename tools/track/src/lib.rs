@@ -60,7 +60,7 @@ use session::{Session, Settings};
 /// program stands still during a look, for no longer than --max-pause; otherwise it runs as ever,
 /// and goes on unharmed when tracking ends.
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXAMPLES, args_override_self = true)]
+#[command(after_help = EXAMPLES)]
 pub struct Track {
     /// The process to attach to
     #[arg(long, value_name = "PID", value_parser = process, required_unless_present = "command", conflicts_with = "command")]
@@ -78,9 +78,9 @@ pub struct Track {
     /// its memory, a sample is watched
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = time)]
     max_pause: Duration,
-    /// The most that may be copied of its memory, in MiB; beyond it a sample is watched [default: a
-    /// quarter of this machine's RAM]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    /// The most that may be copied of its memory: 512M, 8G, or a number of MiB; beyond it a sample is
+    /// watched [default: a quarter of this machine's RAM]
+    #[arg(long, value_name = "SIZE", value_parser = mib)]
     max_memory: Option<u64>,
     /// A window with fewer dirty lines is idle and left out of the pooled figures
     #[arg(long, value_name = "N", default_value_t = 1024)]
@@ -126,13 +126,30 @@ fn process(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "not the number of a process".into())
 }
 
+/// A size in MiB.
+fn mib(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "m" | "mb" | "mib" => 0,
+        "g" | "gb" | "gib" => 10,
+        "t" | "tb" | "tib" => 20,
+        _ => return Err("write it as 512M or 8G".into()),
+    };
+    let number: u64 = number.parse().map_err(|_| "write it as 512M or 8G".to_owned())?;
+    let mib = number.checked_mul(1 << shift).filter(|mib| (1..=1 << 24).contains(mib));
+    mib.ok_or("must be from 1M to 16T".into())
+}
+
 fn time(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
-    let unit = match unit {
+    let unit = match unit.trim() {
         "ms" => 1e-3,
-        "s" => 1.0,
+        "" | "s" => 1.0,
         "m" | "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86400.0,
         _ => return Err("write it as 200ms, 1s or 2m".into()),
     };
     let seconds = number.parse::<f64>().map_err(|_| "write it as 200ms, 1s or 2m".to_owned())? * unit;
@@ -151,7 +168,8 @@ impl Track {
     pub fn run(self) -> anyhow::Result<()> {
         let settings = self.settings().map_err(Usage::of)?;
         for file in self.json.iter().chain(&self.svg).filter(|file| file.as_os_str() != "-") {
-            std::fs::File::create(file).with_context(|| format!("writing {}", file.display()))?;
+            let made = std::fs::File::create(file);
+            made.with_context(|| format!("writing {}", file.display())).map_err(Usage::of)?;
         }
         let (tracees, pid) = match self.pid {
             Some(pid) => (program::attach(pid, settings.follow).map_err(Usage::of)?, pid),
@@ -200,6 +218,7 @@ impl Track {
 
     fn settings(&self) -> anyhow::Result<Settings> {
         ensure!(self.windows != Some(0), "--windows 0: nothing would be tracked");
+        ensure!(!(self.wp && self.svg.is_some()), "--wp finds pages and no lines: --svg has nothing to draw");
         let way = self.find.unwrap_or_else(find::best);
         if let Err(why) = find::probe(way) {
             anyhow::bail!(
