@@ -241,7 +241,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     refuse_strangers(options)?;
     let machine = size::ram().map_err(Failure::usage)?;
     let ram = machine.total;
-    if let Some(reserve) = options.reserve.map(|reserve| reserve.bytes(ram)).filter(|&reserve| reserve >= ram) {
+    if let Some(reserve) = options.reserve.map(|reserve| reserve.bytes(ram)).filter(|&reserve| reserve > ram) {
         let reserve = units::bytes(reserve);
         return Err(Failure::usage(format!(
             "--reserve is {reserve}, and {machine}: nothing would be lent; leave less"

@@ -79,16 +79,25 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 
 /// Removes a region although programs have it open. Front ends of a store end before.
 fn remove_in_use(at: &Builder, name: &str) -> Result<Result<bool, Error>, Failure> {
+    let mut left = at.openers(name).map_err(failure)?.len();
     let is_store = match at.clone().region(name).partial(true).connect() {
         Ok(memory) => serve::mark_removed(&memory).map_err(failure)?,
+        Err(Error::Region(_)) if left > 0 => {
+            return Err(Failure::usage(format!("region {name} is a tenant's: name its token (--token FILE)")));
+        }
         // It has no memory yet, or there is none: the removal tells.
         Err(Error::Region(_) | Error::Foreign { .. } | Error::Range { .. }) => false,
         Err(other) => return Err(failure(other)),
     };
     if is_store {
-        await_front_ends(at, name)?;
+        left = 0;
+        if let Err(still) = await_front_ends(at, name) {
+            // It stays, so who has not seen the mark may go on.
+            let memory = at.clone().region(name).partial(true).connect().map_err(failure)?;
+            serve::unmark_removed(&memory).map_err(failure)?;
+            return Err(still);
+        }
     }
-    let left = at.openers(name).map_err(failure)?.len();
     let removed = at.remove_region(name);
     if left > 0 && matches!(removed, Ok(true)) {
         let programs = units::number(left, "program that has it open keeps", "programs that have it open keep");
@@ -109,7 +118,8 @@ fn await_front_ends(at: &Builder, name: &str) -> Result<(), Failure> {
             let by = Error::InUse { region: name.to_owned(), by: still };
             let s = ENDING.as_secs();
             return Err(Failure::usage(format!(
-                "{by}, not ended within {s} s: end these by kill -9, then repeat this"
+                "{by}, not ended within {s} s: end these by kill -9, or wait until their grace is over; of a mirrored \
+                 store name the first node; then repeat this"
             )));
         }
         std::thread::sleep(LOOK);

@@ -183,11 +183,11 @@ fn create(
     }
     let expires = expires.map(|time| tokens::now() + time.as_secs());
     let mut out = output().map_err(|e| Failure::usage(format!("no token was made: {e}")))?;
-    let before = Store::change(store, |store| {
+    let (before, after) = Store::change(store, |store| {
         let before = store.tenants.get(tenant).cloned();
         about(store)?;
         store.tokens.push(Entry::new(&token, expires));
-        Ok(before)
+        Ok((before, store.tenants.get(tenant).cloned()))
     })
     .map_err(|e| Failure::usage(e.to_string()))?;
     // A disk's error may come late.
@@ -199,10 +199,13 @@ fn create(
         let id = hex(&token.key().id);
         let taken_back = Store::change(store, |store| {
             store.tokens.retain(|entry| entry.id != id);
-            match before {
-                Some(before) => store.tenants.insert(tenant.to_owned(), before),
-                None => store.tenants.remove(tenant),
-            };
+            // Another command may have changed the tenant since.
+            if store.tenants.get(tenant) == after.as_ref() {
+                match before {
+                    Some(before) => store.tenants.insert(tenant.to_owned(), before),
+                    None => store.tenants.remove(tenant),
+                };
+            }
             Ok(())
         });
         match taken_back {

@@ -218,7 +218,7 @@ fn a_run_without_the_right_token_is_refused_by_name() {
     create(&other, &["--tenant", "analytics"], "other.token");
     fs::copy(other.path().join("other.token"), here.token("other.token")).unwrap();
     refused(here.run(Some("other.token"), PROGRAM), "does not know this token");
-    create(&here.place, &["--tenant", "past", "--expires", "0s"], "past.token");
+    create(&here.place, &["--tenant", "past", "--expires", "1s"], "past.token");
     // Until the node has looked at its tokens again, it does not know this one.
     eventually("the node knows the token, and that it has expired", || {
         let (status, said, complaint) = outcome(here.run(Some("past.token"), PROGRAM));

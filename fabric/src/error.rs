@@ -127,7 +127,7 @@ pub enum GrantError {
         "memory node {node} lets {} hold {}: {}, or add a node",
         if *of_tenant { "all programs of this tenant together" } else { "a run" },
         bytes(quota_mib << 20),
-        if *of_tenant { "raise the tenant's quota (farmem token create --quota)" } else { "start it with a larger --quota" }
+        if *of_tenant { "raise the tenant's quota (farmem token create --quota, --rack-quota)" } else { "start it with a larger --quota" }
     )]
     Quota {
         /// Its address.

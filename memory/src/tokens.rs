@@ -86,7 +86,7 @@ pub struct Store {
 }
 
 /// A tenant's entry in the store.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantEntry {
     /// Bytes that its programs may hold together at a node.

@@ -168,5 +168,6 @@ fn peers_that_acknowledge_nothing_leave_the_kernel_its_memory() {
     let waiting = (0..60).map(look).max().unwrap_or_default();
     println!("{} KiB wait for {DEAF} connections", waiting >> 10);
     assert!(waiting < MOST_UNACKNOWLEDGED, "{} MiB wait", waiting >> 20);
+    assert!(waiting > DEAF * (64 << 10), "{} MiB wait: connections have ended", waiting >> 20);
     lent.serves(DEAF);
 }

@@ -138,21 +138,20 @@ impl Moves<'_> {
         if writes.in_flight() > 0 {
             return back;
         }
-        loop {
-            let Some((old, session)) = self.changes.now.lock().returned.pop() else { return back };
+        let all = std::mem::take(&mut self.changes.now.lock().returned);
+        for (old, session) in all {
             if !self.tables.nodes.all()[old].session().pass_turns() {
                 // It is silent again. If it stays so, the session is dropped, and it is lost.
                 match self.grants.losses.is_awaited(old) {
                     true => self.changes.now.lock().returned.push((old, session)),
                     false => drop(self.grants.losses.end_away(old)),
                 }
-                return back;
-            }
-            if let Some(new) = self.take_one_back(old, session) {
+            } else if let Some(new) = self.take_one_back(old, session) {
                 let node = self.tables.nodes.all()[new].session().node().to_owned();
                 back.push(Back { node, numbers: (old, new) });
             }
         }
+        back
     }
 
     fn take_one_back(self, old: usize, session: Session) -> Option<usize> {

@@ -177,6 +177,8 @@ impl Forks<'_> {
                 slab.sharers += 1;
                 self.tables.homes.set_shared(index as u32, true);
                 held.push((index as u32, slab.serial));
+                let left = slabs.places.iter_mut().filter(|place| place.serial == slab.serial);
+                left.for_each(|place| place.sharers += 1);
             }
         }
         slabs.shares.push(Share { fd, slabs: held });

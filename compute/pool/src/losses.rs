@@ -167,7 +167,8 @@ impl Losses<'_> {
             if slab.seat != Seat::None || waits && !slab.is_empty() {
                 continue;
             }
-            // No home is there to be given back.
+            // One that is behind goes back if its node comes back. No other home is there.
+            self.tables.give_up_behind(word);
             let _ = self.held.remove(self.tables, &mut slabs, index);
         }
         Ok(())

@@ -204,7 +204,9 @@ impl Moves<'_> {
         let mut slabs = self.held.slabs.lock();
         let homes = &self.tables.homes;
         let seen = homes.word(index);
-        if seen.state(home) == State::Filling
+        // A group's slots are needed with what is in them, taken or not: other seats are computed from them.
+        if !seen.is_striped()
+            && seen.state(home) == State::Filling
             && seen.state(1 - home) == State::Absent
             && let Some(slab) = &slabs.list[index as usize]
         {

@@ -8,6 +8,7 @@ use farmem_sys::socket;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 /// Of these bytes each new connection gets a part, by the number of connections that are there: its
@@ -24,6 +25,16 @@ const HELD: usize = 64 << 20;
 /// that has less than two packets of loopback acknowledges them 40 ms later, which is 1 MiB a second.
 const HELD_OF_ONE: RangeInclusive<usize> = 160 << 10..=4 << 20;
 
+/// The most that the kernel holds for a connection when it is told how much: twice `net.core.wmem_max`. More is
+/// cut to that.
+fn most_held() -> usize {
+    static MOST: OnceLock<usize> = OnceLock::new();
+    *MOST.get_or_init(|| {
+        let told = std::fs::read_to_string("/proc/sys/net/core/wmem_max").ok();
+        told.and_then(|told| told.trim().parse::<usize>().ok()).map_or(usize::MAX, |bytes| bytes.saturating_mul(2))
+    })
+}
+
 /// A connection's part of `all`, beside this many others.
 fn part(all: usize, of_one: &RangeInclusive<usize>, connections: usize) -> usize {
     (all / connections.max(1)).clamp(*of_one.start(), *of_one.end())
@@ -34,7 +45,7 @@ fn part(all: usize, of_one: &RangeInclusive<usize>, connections: usize) -> usize
 fn bound(socket: &OwnedFd, connections: usize) {
     socket::keep_unsent_below(socket.as_raw_fd(), part(UNSENT, &UNSENT_OF_ONE, connections) as i32);
     let held = part(HELD, &HELD_OF_ONE, connections);
-    if held < *HELD_OF_ONE.end() {
+    if held < *HELD_OF_ONE.end() && held <= most_held() {
         socket::hold_at_most(socket.as_raw_fd(), held as i32);
     }
 }

@@ -61,7 +61,7 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 /// First bytes of every connection, both ways.
 pub const MAGIC: [u8; 6] = *b"farmem";
 /// The version of everything on this page.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 /// Bytes of a Unix socket's path, at most (`sun_path` less its end).
 pub const MAX_PATH: usize = 107;
 

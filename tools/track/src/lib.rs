@@ -60,7 +60,7 @@ use session::{Session, Settings};
 /// program stands still during a look, for no longer than --max-pause; otherwise it runs as ever,
 /// and goes on unharmed when tracking ends.
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_override_self = true)]
 pub struct Track {
     /// The process to attach to
     #[arg(long, value_name = "PID", value_parser = process, required_unless_present = "command", conflicts_with = "command")]

@@ -30,7 +30,7 @@ mod tls;
 
 pub use check::check;
 pub use open::{Clients, Config, Failed, go_alone};
-pub use removed::mark_removed;
+pub use removed::{mark_removed, unmark_removed};
 pub use run::run;
 pub use snapshot::{Wrong, restore, save};
 pub use tell::{Counters, Tell};

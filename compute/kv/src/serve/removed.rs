@@ -13,6 +13,18 @@ use farmem::{Addr, Memory};
 /// # Errors
 /// The node is lost, or it is not known whether the mark was set: it may be set again.
 pub fn mark_removed(memory: &Memory) -> Result<bool, farmem::Error> {
+    mark(memory, MAGIC, REMOVED)
+}
+
+/// Takes the mark away: the store is not removed after all. Front ends that have seen it have ended.
+///
+/// # Errors
+/// As of [`mark_removed`].
+pub fn unmark_removed(memory: &Memory) -> Result<bool, farmem::Error> {
+    mark(memory, REMOVED, MAGIC)
+}
+
+fn mark(memory: &Memory, from: u64, to: u64) -> Result<bool, farmem::Error> {
     let mut bytes = [0; head::SECRET as usize + 8];
     // The root is the first piece that a store takes of a node.
     for piece in memory.pieces()?.into_iter().filter(|piece| piece.bytes >= HEAD_BYTES) {
@@ -26,7 +38,7 @@ pub fn mark_removed(memory: &Memory) -> Result<bool, farmem::Error> {
             owner.is_some_and(|owner| owner.kind == Kind::Root)
         };
         if is_store && (0..Addr::MAX_NODES as u64).any(is_root) {
-            memory.compare_swap(piece.at + head::MAGIC, MAGIC, REMOVED)?;
+            memory.compare_swap(piece.at + head::MAGIC, from, to)?;
             return Ok(true);
         }
     }

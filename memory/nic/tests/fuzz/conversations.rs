@@ -223,12 +223,12 @@ pub fn seeds(incarnation: u64) -> Vec<Vec<u8>> {
         ask(17, Ask::RegionAt(0)),
         ask(18, Ask::RegionExpel(region, 7)),
         ask(19, Ask::RegionOpener(region, 0)),
-        ask(19, Ask::RegionRemoveUnused(region)),
-        ask(19, Ask::RegionRemove(region)),
-        ask(20, Ask::VolumeAt(0)),
-        ask(21, Ask::Again(SlabId(1))),
-        ask(22, Ask::Wanted),
-        ask(23, Ask::Bye),
+        ask(20, Ask::RegionRemoveUnused(region)),
+        ask(21, Ask::RegionRemove(region)),
+        ask(22, Ask::VolumeAt(0)),
+        ask(23, Ask::Again(SlabId(1))),
+        ask(24, Ask::Wanted),
+        ask(25, Ask::Bye),
     ];
     let queue = [
         attach(3, incarnation),
