@@ -81,8 +81,8 @@ enum {
     FARMEM_STORE_EXPIRE = 6,  /* changes its end */
     /* Blocks: large values that are written once. Their keys are apart from the others. */
     FARMEM_STORE_GET_BLOCK = 7,
-    FARMEM_STORE_PUT_BLOCK = 8, /* if there is no such block. Its bytes are sent from where they lie: one whose
-                                   bytes change before the call returns is stored damaged, and read as absent */
+    FARMEM_STORE_PUT_BLOCK = 8, /* if there is no such block. Its bytes are sent from where they lie, and must not
+                                   change before the call returns: it would be stored damaged, and be absent */
     FARMEM_STORE_REMOVE_BLOCK = 9,
     FARMEM_STORE_LOOK_BLOCK = 10,
     FARMEM_STORE_PIN_BLOCK = 11 /* keeps it from being evicted until expires_ms; 0: no longer */

@@ -136,6 +136,8 @@ impl Store {
         ops: impl IntoIterator<Item = Op>,
         mut ended: impl FnMut(usize, Result<Outcome, Failed>),
     ) -> Result<(), Failed> {
+        // It may join anew, by another drive.
+        self.tend()?;
         let _settled = self.settled();
         let room = Rc::new(Room::default());
         let start = |store, io, op: Op| {

@@ -18,8 +18,8 @@
 //! The entries of a value are in one order or in two, its *sides*. The first side is the value as
 //! one object would have it, but of a stream ([`streams`]). Lists, streams and sorted sets are cut in their order there. Hashes
 //! and sets are cut by the hashes of their names: an entry's *bound* is the lowest hash that its
-//! segment may have. The second side is a sorted set's alone: its members, cut by the hashes of
-//! their names.
+//! segment may have. Sorted sets and streams have a second side: of a sorted set its members, cut by
+//! the hashes of their names.
 //!
 //! [`Working`] is a value on which commands work. A segment that is not here is *wanted*: the
 //! command fails with [`Trouble::Unread`], and begins again when the segment has been read

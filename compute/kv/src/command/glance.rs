@@ -278,7 +278,11 @@ impl View<'_> {
                     return Ok(false);
                 }
                 let read = sight.object.as_ref();
-                self.draft.enter_as(key, read.cloned(), as_one(self.call, read).await?);
+                let one = match as_one(self.call, read).await {
+                    Err(Trouble::Unwieldy) => return Ok(false),
+                    one => one?,
+                };
+                self.draft.enter_as(key, read.cloned(), one);
                 self.seen.push((key.clone(), sight));
             }
             if self.draft.held() > BYTES {

@@ -236,7 +236,7 @@ const MANY: u64 = 16;
 /// Gives a key the value of the command's first key, segment by segment, at one moment: whether it
 /// did. `None`: neither has many segments, or there is no such value any more.
 async fn give_in_parts(call: &Call, to: &[u8], moves: bool, replaces: bool) -> Result<Option<bool>, Fail> {
-    let (store, from, end) = (call.store(), call.arg(1), Instant::now() + ALL);
+    let (store, from) = (call.store(), call.arg(1));
     let Some(head) = call.find_head(from).await?.filter(|head| head.kind() != Type::Long) else { return Ok(None) };
     let there = call.find_head(to).await?;
     let many = MANY * store.segments.least.get() as u64;
@@ -245,9 +245,14 @@ async fn give_in_parts(call: &Call, to: &[u8], moves: bool, replaces: bool) -> R
         return Ok(None);
     }
     if !replaces && there.is_some() {
-        return Ok(Some(false));
+        // Both were there at one moment, unless somebody has renamed one to the other since.
+        let is_there = call.find_head(from).await?.is_some_and(|now| now.checksum() == head.checksum());
+        if is_there {
+            return Ok(Some(false));
+        }
     }
     let turn = call.front.in_turn.come(&call.io, [from, to].into_iter()).await;
+    let end = Instant::now() + ALL;
     let done = store.give_value(&call.io, (from, to), (moves, replaces), &|| Instant::now() >= end).await?;
     drop(turn);
     if done == Some(true) {

@@ -173,7 +173,7 @@ impl Working<'_> {
         }
         let (Spot { part, at, .. }, mut bytes) = (self.spot(side, from)?, 0);
         for n in part..self.parts(side).len() {
-            let body = self.next_of(side, (n..self.parts(side).len()).take(AHEAD), most, &mut bytes)?;
+            let body = self.next_of(side, (n..self.parts(side).len()).take(AHEAD.max(n - part)), most, &mut bytes)?;
             let body = &body[if n == part { at } else { 0 }..];
             if units(self.kind, body).any(|unit| see(unit.name, value(&unit)).is_break()) {
                 return Ok(());
@@ -198,7 +198,7 @@ impl Working<'_> {
         }
         let (Spot { part, at, len, .. }, mut bytes) = (self.spot(side, from)?, 0);
         for n in (0..=part).rev() {
-            let body = self.next_of(side, (0..=n).rev().take(AHEAD), most, &mut bytes)?;
+            let body = self.next_of(side, (0..=n).rev().take(AHEAD.max(part - n)), most, &mut bytes)?;
             let body = &body[..if n == part { at + len } else { body.len() }];
             let all: Vec<Unit<'_>> = units(self.kind, body).collect();
             if all.iter().rev().any(|unit| see(unit.name, value(unit)).is_break()) {

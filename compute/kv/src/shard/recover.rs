@@ -27,7 +27,7 @@ use crate::segments;
 use crate::shard::Trouble;
 use crate::shard::copies::{Counted, Words};
 use crate::shard::heap::{Place, SEGMENT, Use, second};
-use crate::shard::index::Index;
+use crate::shard::index::{Index, brief};
 use crate::shard::member::{LEASE_MS, is_there, line_word, state};
 use crate::shard::near::Near;
 use crate::shard::reach::Reach;
@@ -444,7 +444,9 @@ impl Recovery {
             let start = (PIECE_HEADER + n * step) as usize;
             let object = content.get(start..start + step as usize).unwrap_or_default();
             let version = later(object, shown.get(start..start + step as usize).unwrap_or_default());
-            let object = Object::decode(object.to_vec());
+            // A damaged block is still its slot's: its place is not free.
+            let damaged = || brief::of(object).filter(|object| object.kind() == Type::Block);
+            let object = Object::decode(object.to_vec()).or_else(damaged);
             let verdict = object.as_ref().filter(|object| object.kind() == Type::Verdict);
             if let Some(verdict) = verdict.filter(|_| !self.reach.rules.get().broken(Bug::DropLocks)) {
                 self.index.end_verdict(io, place_at(n), verdict).await?;

@@ -13,7 +13,7 @@ const FIRST: u64 = 512;
 
 /// An object with its key and no value. `None`: the bytes do not have all of the key. The key's hash
 /// stands in for the checksum, which covers the value.
-fn of(bytes: &[u8]) -> Option<Object> {
+pub(crate) fn of(bytes: &[u8]) -> Option<Object> {
     let kind = Type::of(*bytes.get(32)?)?;
     let key = bytes.get(HEADER..HEADER + word(bytes, 3) as u32 as usize)?;
     let hash = Hash::of(key);

@@ -24,7 +24,7 @@
 //! needs no bucket: [`Cache`]. A front end that knows an outdated table finds it frozen: [`split`].
 
 mod at_once;
-mod brief;
+pub(crate) mod brief;
 mod cache;
 mod hints;
 mod insert;
@@ -41,7 +41,7 @@ pub use trie::Trie;
 
 use crate::layout::{At, Geometry, Hash, LARGE, SLOTS, Slot, UNIT, class_bytes, word};
 use crate::long;
-use crate::object::{self, Object, Value};
+use crate::object::{self, Object, Type, Value};
 use crate::rules::Bug;
 use crate::shard::lease::Quiet;
 use crate::shard::near::Near;
@@ -206,6 +206,7 @@ impl Index {
         let objects = if whole { self.objects(io, &referred).await } else { self.briefs(io, &referred).await };
         for (&(at, slot), object) in alike.iter().zip(objects) {
             match object {
+                None if self.is_anothers(io, (at, slot), key).await => {}
                 None => return Seen::Again,
                 Some(object) if object.key() == key || self.reach.rules.get().broken(Bug::SkipKey) => {
                     return Seen::Key(at, slot.thawed(), object);
@@ -214,6 +215,19 @@ impl Index {
             }
         }
         Seen::Absent(alike)
+    }
+
+    /// Whether a slot refers to a damaged block of another key ([`crate::blocks`]), which nobody's look may
+    /// stumble over.
+    #[cold]
+    async fn is_anothers(&self, io: &Io, (at, slot): (At, Slot), key: &[u8]) -> bool {
+        let block = self.damaged(io, slot).await.filter(|block| block.key() != key);
+        block.is_some() && word(&self.reach.read(io, at, 8).await, 0) == slot.0
+    }
+
+    /// A block whose bytes its writer has changed while they were sent: it has a key, and its checksum is wrong.
+    pub(crate) async fn damaged(&self, io: &Io, slot: Slot) -> Option<Object> {
+        self.briefs(io, &[slot]).await.pop().flatten().filter(|object| object.kind() == Type::Block)
     }
 
     /// The key's object. Takes no verb if this front end is alone and has cached the object. Takes

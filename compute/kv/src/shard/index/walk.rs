@@ -124,7 +124,16 @@ impl Index {
                 true => self.objects(io, &plain).await,
                 false => self.briefs(io, &plain).await,
             };
-            let objects = objects.into_iter().collect::<Option<Vec<Object>>>().ok_or(Trouble::Corrupt)?;
+            let mut sound = Vec::with_capacity(objects.len());
+            for (object, slot) in objects.into_iter().zip(&plain) {
+                match object {
+                    Some(object) => sound.push(object),
+                    // It counts as absent.
+                    None if self.damaged(io, *slot).await.is_some() => {}
+                    None => return Err(Trouble::Corrupt),
+                }
+            }
+            let objects = sound;
             let next = first + buckets;
             let next = if next < all { Some((leaf.path, next)) } else { Trie::after(leaf).map(|path| (path, 0)) };
             return Ok((objects, next));

@@ -1,7 +1,7 @@
 //! XCLAIM and XAUTOCLAIM: pending entries that go to another consumer.
 
 use super::groups::no_group;
-use super::stream::{Entry, Members, Pending};
+use super::stream::{Entry, Members, Pending, TOGETHER};
 use super::{bound, change, id, shown};
 use crate::command::args::{int, is, parse_int};
 use crate::command::room::Room;
@@ -182,8 +182,10 @@ pub async fn autoclaim(call: &Call) -> Answered {
             all.push((id, (pending.delivered_ms, pending.count)));
             if all.len() > looks { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
-        stream.want_keyed(0, all.iter().map(|(id, _)| id.key()))?;
-        for (looked, (id, pending)) in all.into_iter().enumerate() {
+        for (looked, &(id, pending)) in all.iter().enumerate() {
+            if looked % TOGETHER == 0 {
+                stream.want_keyed(0, all[looked..].iter().take(TOGETHER).map(|(id, _)| id.key()))?;
+            }
             if fates.len() >= most || looked >= looks {
                 next = id;
                 break;

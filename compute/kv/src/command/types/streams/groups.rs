@@ -1,7 +1,7 @@
 //! Groups of consumers: XGROUP, XREADGROUP, XACK and XPENDING.
 
 use super::reading::From;
-use super::stream::{Group, Members, Pending};
+use super::stream::{Group, Members, Pending, TOGETHER};
 use super::{bound, change, id, look, shown};
 use crate::command::args::{int, is};
 use crate::command::{Answered, Call, Fail};
@@ -214,9 +214,12 @@ fn again(
             if pending.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
     }
-    stream.want_keyed(0, pending.iter().map(|(id, _)| id.key()))?;
+    let ids: Vec<Id> = pending.iter().map(|(id, _)| *id).collect();
     let mut given = Vec::with_capacity(pending.len());
-    for (id, mut pending) in pending {
+    for (n, (id, mut pending)) in pending.into_iter().enumerate() {
+        if n % TOGETHER == 0 {
+            stream.want_keyed(0, ids[n..].iter().take(TOGETHER).map(|id| id.key()))?;
+        }
         given.push(match stream.entry(id)? {
             Some(entry) => {
                 (pending.delivered_ms, pending.count) = (now_ms, pending.count.saturating_add(1));

@@ -11,6 +11,8 @@ use std::ops::ControlFlow;
 
 /// Bytes of the entries that a group is given at once.
 const AT_ONCE: usize = 16 << 20;
+/// Entries that are wanted together where they lie anywhere: their segments have 32 MiB at most.
+pub(super) const TOGETHER: usize = 16;
 
 /// An entry: its fields and values in turn.
 #[derive(Clone, PartialEq, Eq, Debug)]
