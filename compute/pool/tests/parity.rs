@@ -147,6 +147,35 @@ fn a_lost_seat_is_filled_elsewhere() {
     }
 }
 
+/// A seat's new home lacks every stripe, though nobody has a slot of a parity: until it is filled it is not whole,
+/// and nothing is computed from it.
+#[test]
+fn a_seat_that_is_not_filled_is_not_whole() {
+    for seat in [0, 2] {
+        let (mut networks, pool) = pool(2, 1, &[1; 3]);
+        let mut lane = Lane::new();
+        let mut values = written(pool, &mut lane, 100);
+        let freed: Vec<_> = values.drain(10..20).map(|(slot, _)| slot).collect();
+        pool.slots().free(&freed);
+        networks[seat].kill_node();
+        assert_eq!(pool.losses().tend(), Ok(()));
+        let (network, session) = node(10, 1);
+        networks.push(network);
+        pool.add_node(session).unwrap();
+        let Some(Lacks::Home(index)) = pool.repair().lacks() else { panic!("a seat lacks its home") };
+        pool.moves().add_home(index).unwrap();
+        common::leave_once(pool);
+        let Some(Lacks::Bytes(index, nth)) = pool.repair().lacks() else { panic!("its home lacks its bytes") };
+        // As after a filling of which every WRITE failed.
+        assert!(!pool.moves().end_filling(index, nth), "seat {seat}");
+        assert_eq!(pool.repair().lacks(), Some(Lacks::Bytes(index, nth)));
+        assert!(repaired(pool, &mut lane));
+        networks[(seat + 1) % 3].kill_node();
+        assert_eq!(pool.losses().tend(), Ok(()));
+        all_there(pool, &mut lane, &values);
+    }
+}
+
 /// Writes pages sealed, as the pager does.
 fn write_sealed(pool: &Pool, lane: &mut Lane, slots: &[FarSlot]) {
     for &slot in slots {
