@@ -101,6 +101,45 @@ fn operations_are_taken_when_they_begin_and_told_when_they_end() {
     assert_eq!(found, 700);
 }
 
+/// A block whose writer has changed it meanwhile is absent, and can be put again. Other keys, and the front end that
+/// takes the memory over, look past it.
+#[test]
+fn a_damaged_block_harms_no_other_key() {
+    let (_node, address) = node("damaged");
+    let mut store = Store::open("blocks", &[&address]).expect("a store");
+    let mut seed = 1u64;
+    let mut random = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 40) as u8
+    };
+    let bytes: Vec<u8> = (0..64 << 10).map(|_| random()).collect();
+    for key in ["one", "other"] {
+        assert_eq!(put(&mut store, key, &bytes), Outcome::Done);
+    }
+    (0..2000).for_each(|n: u32| store.put(&n.to_le_bytes(), b"value").expect("stored"));
+    let memory = farmem::Memory::builder().node(&address).region("blocks").partial(true).connect().expect("the region");
+    let (part, mut damaged) = (&bytes[1024..1088], 0);
+    for piece in memory.pieces().expect("pieces") {
+        let mut there = vec![0; piece.bytes as usize];
+        memory.read(piece.at, &mut there).expect("read");
+        let places: Vec<usize> = (0..there.len() - 64).filter(|&at| &there[at..at + 64] == part).collect();
+        for at in places {
+            memory.write(piece.at + at as u64, &[0; 8]).expect("written");
+            damaged += 1;
+        }
+    }
+    assert_eq!(damaged, 2);
+    assert!(get(&mut store, "one").is_none());
+    assert_eq!((put(&mut store, "one", &bytes), get(&mut store, "one").as_deref()), (Outcome::Done, Some(&bytes[..])));
+    // It is left to another front end.
+    store.close().expect("left");
+    let mut store = Store::open("blocks", &[&address]).expect("a store");
+    (0..2000).for_each(|n: u32| assert_eq!(store.get(&n.to_le_bytes()).expect("read").as_deref(), Some(&b"value"[..])));
+    assert!(get(&mut store, "other").is_none());
+    assert_eq!(put(&mut store, "other", &bytes), Outcome::Done);
+    assert_eq!(get(&mut store, "one").as_deref(), Some(&bytes[..]));
+}
+
 /// Blocks that are larger together than what may be read at a time.
 #[test]
 fn large_blocks_take_their_turns() {
