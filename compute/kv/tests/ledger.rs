@@ -122,8 +122,8 @@ fn a_block_costs_what_it_should() {
     }
     // READ 2 buckets; WRITE 2, CAS pending, READ 2; CAS plain.
     assert_eq!(add(&mut memory, b"4"), (true, 8, 3));
-    // READ 2 buckets; READ the key.
-    assert_eq!(add(&mut memory, b"4"), (false, 3, 2));
+    // Its slot is known: READ the slot, READ the key.
+    assert_eq!(add(&mut memory, b"4"), (false, 2, 1));
     let shard = Rc::clone(&one);
     let (found, verbs, trips) = memory.ledger(|io| async move { shard.index.brief(&io, b"4").await });
     let found = found.expect("sound").expect("it is there");

@@ -291,7 +291,7 @@ fn a_texts_name_stays_while_the_text_is_compiled() {
         let name = format!("@a name that nothing else holds, number {n}");
         lua.gc_collect().unwrap();
         // From no room on to enough.
-        lua.set_memory_limit(lua.used_memory() + 128 * n).unwrap();
+        lua.set_memory_limit(lua.used_memory() + 1024 * n).unwrap();
         let function = read(&lua, text.as_bytes(), name.clone());
         lua.set_memory_limit(0).unwrap();
         match function {

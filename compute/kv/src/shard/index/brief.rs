@@ -72,7 +72,7 @@ impl Index {
             match self.look(io, (key, hash, false), table, &self.slots(table, hash, &answers)).await {
                 Seen::Key(_, _, object) => return Ok(Some(object)),
                 Seen::Absent(_) => return Ok(None),
-                Seen::Again => {}
+                Seen::Again | Seen::Damaged => {}
             }
         }
         Err(Trouble::Corrupt)

@@ -176,7 +176,7 @@ impl Index {
                     return Ok(Inserted::Exists(Found { slot_at, slot, object, table, section }));
                 }
                 Seen::Absent(others) => others,
-                Seen::Again => continue,
+                Seen::Again | Seen::Damaged => continue,
             };
             let frozen = slots.iter().any(|(_, slot)| slot.is_frozen());
             let Some((at, was)) = empty(&slots).filter(|_| !frozen) else {

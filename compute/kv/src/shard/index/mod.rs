@@ -92,6 +92,8 @@ enum Seen {
     Key(At, Slot, Object),
     /// No such key. The slots have its fingerprint, and refer to other keys' objects.
     Absent(Vec<(At, Slot)>),
+    /// The key: its object is a damaged block.
+    Damaged,
     /// The table was split, or the objects changed under the look.
     Again,
 }
@@ -206,8 +208,12 @@ impl Index {
         let objects = if whole { self.objects(io, &referred).await } else { self.briefs(io, &referred).await };
         for (&(at, slot), object) in alike.iter().zip(objects) {
             match object {
-                None if self.is_anothers(io, (at, slot), key).await => {}
-                None => return Seen::Again,
+                // Nobody's look may stumble over a damaged block of another key.
+                None => match self.damaged_in(io, (at, slot)).await {
+                    Some(block) if block.key() != key => {}
+                    Some(_) => return Seen::Damaged,
+                    None => return Seen::Again,
+                },
                 Some(object) if object.key() == key || self.reach.rules.get().broken(Bug::SkipKey) => {
                     return Seen::Key(at, slot.thawed(), object);
                 }
@@ -217,12 +223,11 @@ impl Index {
         Seen::Absent(alike)
     }
 
-    /// Whether a slot refers to a damaged block of another key ([`crate::blocks`]), which nobody's look may
-    /// stumble over.
+    /// The damaged block ([`crate::blocks`]) to which a slot refers now.
     #[cold]
-    async fn is_anothers(&self, io: &Io, (at, slot): (At, Slot), key: &[u8]) -> bool {
-        let block = self.damaged(io, slot).await.filter(|block| block.key() != key);
-        block.is_some() && word(&self.reach.read(io, at, 8).await, 0) == slot.0
+    async fn damaged_in(&self, io: &Io, (at, slot): (At, Slot)) -> Option<Object> {
+        let block = self.damaged(io, slot).await?;
+        (word(&self.reach.read(io, at, 8).await, 0) == slot.0).then_some(block)
     }
 
     /// A block whose bytes its writer has changed while they were sent: it has a key, and its checksum is wrong.
@@ -289,6 +294,7 @@ impl Index {
                     return Ok(Ok(Found { slot_at, slot, object, table, section }));
                 }
                 Seen::Absent(_) => return Ok(Err(slots)),
+                Seen::Damaged => return Err(Trouble::Corrupt),
                 Seen::Again => self.hesitate(io, attempt).await?,
             }
         }

@@ -10,7 +10,7 @@ use super::{groups, id, look, shown};
 use crate::object::{Object, Type};
 use crate::resp::Reply;
 use crate::segments::streams::Id;
-use crate::segments::{Working, type_of};
+use crate::segments::{self, Working, type_of};
 use std::collections::HashSet;
 
 pub async fn run(name: &str, call: &Call) -> Answered {
@@ -53,7 +53,10 @@ struct Cost<'k> {
 impl<'k> Cost<'k> {
     /// Counts one stream before it is read.
     async fn of(&mut self, call: &Call, key: &'k [u8], object: Option<&Object>) -> Result<(), Fail> {
-        let bytes = object.map_or(0, |object| object.value().len());
+        let bytes = object.map_or(0, |object| match object.kind() {
+            Type::Parts => segments::len(object) as usize,
+            _ => object.value().len(),
+        });
         self.again += if self.seen.insert(key) { 0 } else { bytes };
         if self.again > AGAIN {
             return Err(Fail::new(format!("streams that are named again have more than {} MiB", AGAIN >> 20)));
