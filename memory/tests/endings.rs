@@ -407,7 +407,8 @@ fn whoever_listens_there_is_told_apart() {
     assert!(matches!(says(b""), Some(ConnectError::NotFarmem(_))));
     assert!(matches!(says(b"farmem\x09\x00"), Some(ConnectError::Version { theirs: 9, .. })));
     let named = says(b"farmem\x04\x00\x01\x00").unwrap().to_string();
-    assert!(named.contains("speaks version 4 of the protocol, this farmem version 7"), "{named}");
+    let both = format!("speaks version 4 of the protocol, this farmem version {}", farmem_protocol::wire::VERSION);
+    assert!(named.contains(&both), "{named}");
     // What a node of version 6 says to any other, as recorded.
     assert!(matches!(says(b"farmem\x06\x00\x02\x00\x01\x00"), Some(ConnectError::Version { theirs: 6, .. })));
     // As above: no other test gets the port when it is free.
