@@ -22,8 +22,9 @@ use crate::failure::Failure;
 const TOGETHER: usize = 64 << 10;
 /// Problems that are kept of a look. More are counted.
 const MOST_PROBLEMS: usize = 10_000;
-/// How long a node may take for its table: this, and a second for so many bytes of it.
+/// How long a node may take to send its table.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// … and a second more for each so many bytes of the table.
 const A_SECOND: u64 = 4 << 20;
 
 /// A connection to a node, as a member that holds nothing.

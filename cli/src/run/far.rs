@@ -172,8 +172,8 @@ impl Far {
         !self.sessions.iter().all(Session::is_direct)
     }
 
-    /// Takes each node once: what was reached by another address of it is let go. Whether there was such a one.
-    /// A controller knows a process that was started anew by its earlier name, too, until it misses that.
+    /// Lets go of sessions with a node that was reached by another address before. Returns whether there
+    /// was one. A controller names a node that was started anew twice, until it misses the former process.
     pub fn take_once(&mut self) -> bool {
         let (nodes, sessions) = (std::mem::take(&mut self.nodes), std::mem::take(&mut self.sessions));
         let count = nodes.len();

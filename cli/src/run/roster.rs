@@ -63,7 +63,8 @@ impl Source {
                     return None;
                 }
                 let read = read(file);
-                // Who writes it anew empties it first: what makes no sense is read once more, at the next look.
+                // A program that writes the file anew empties it first. So a file that makes no sense is read
+                // once more, at the next look.
                 if read.is_err() && std::mem::replace(unread_at, now) != now {
                     return None;
                 }
@@ -114,7 +115,7 @@ impl Roster {
         if let (Some((one, other)), Source::File(..)) = (twice, &self.source) {
             return Err(format!("{} and {} are the same node", nodes[one].at, nodes[other].at));
         }
-        // What a controller gives is never refused for that: the node is taken once.
+        // A controller may give a node twice. It is taken once, and nothing is refused.
         let told = (0..nodes.len()).filter(|&at| same(at).is_none()).filter_map(|at| self.told.get(&nodes[at].at));
         let list: Vec<&str> = told.map(|(told, _)| told.as_str()).collect();
         counters::tell_roster(&self.counters, &list.join(",")).map_err(|e| format!("the nodes cannot be told: {e}"))
