@@ -20,7 +20,9 @@ use farmem_run::{Choice, Protect};
 use crate::failure::Failure;
 
 /// How long a node may take to answer when a run starts.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// How long one may take at the run's end that has not answered by the connection that there was.
+const ANEW_WITHIN: Duration = Duration::from_millis(300);
 
 /// Reads the address of a node for a run: one that can stand in a list, and means the same wherever
 /// the program may go.
@@ -130,15 +132,16 @@ impl Far {
     }
 
     /// Reaches one more, and says how the run's processes are to call it: by an address that needs
-    /// no resolver. Returns the node's incarnation, too.
-    pub fn join(&mut self, node: &RunNode) -> Result<(String, u64), Failure> {
+    /// no resolver. Returns the node's incarnation, too. The node may take `within` to answer.
+    pub fn join(&mut self, node: &RunNode, within: Duration) -> Result<(String, u64), Failure> {
         let told = match &node.at {
             NodeAddr::Tcp(host) => host.to_socket_addrs().ok().and_then(|mut at| at.next()).map(|at| at.to_string()),
             NodeAddr::Shm(_) => None,
         };
         let told = told.unwrap_or_else(|| node.at.to_string());
         let at = told.parse::<NodeAddr>().map_err(Failure::usage)?;
-        let session = Session::connect(&at, &self.options).map_err(Failure::no_node)?;
+        let options = ConnectOptions { timeout: within, ..self.options.clone() };
+        let session = Session::connect(&at, &options).map_err(Failure::no_node)?;
         let incarnation = session.identity().incarnation;
         self.sessions.push(session);
         Ok((RunNode { at, domain: node.domain }.to_string(), incarnation))
@@ -208,10 +211,17 @@ impl Far {
         }
     }
 
-    /// Tells the nodes that no process of the run is left. A node that is gone needs no telling.
+    /// Tells the nodes that no process of the run is left. A node that is gone needs no telling. One that
+    /// was started anew at its address may have got memory of the run's processes since.
     pub fn end_run(self) {
+        let (run, options) = (self.options.run, ConnectOptions { timeout: ANEW_WITHIN, ..self.options });
         for session in &self.sessions {
-            let _ = session.end_run(self.options.run);
+            if session.end_run(run).is_err()
+                && let Ok(at) = session.node().parse()
+                && let Ok(anew) = Session::connect(&at, &options)
+            {
+                let _ = anew.end_run(run);
+            }
         }
     }
 }

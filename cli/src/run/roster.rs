@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use farmem_fabric::{NodeAddr, RunNode};
 
@@ -76,49 +76,97 @@ impl Source {
     }
 }
 
-/// The list as it was told last.
+/// Between attempts to reach nodes of a list: at first, and at most. Signals to the program wait while an
+/// attempt lasts, so all but the first are short.
+const AGAIN: Duration = Duration::from_secs(1);
+const SELDOM: Duration = Duration::from_secs(16);
+
+/// A list that is not carried out yet.
+struct Wanted {
+    nodes: Vec<RunNode>,
+    /// The next attempt, and how long after it the one that follows.
+    at: Instant,
+    wait: Duration,
+    /// What was said of it: each reason is said once.
+    said: Vec<String>,
+}
+
+/// The run's list of nodes.
 pub struct Roster {
     source: Source,
     counters: PathBuf,
-    /// How the run's processes call each node that has joined since the run began, and the node's
-    /// incarnation.
+    /// How the run's processes call each node that is on the list, and the node's incarnation. A node
+    /// that left the list is not here: it may come back as another process.
     told: HashMap<NodeAddr, (String, u64)>,
+    /// The latest list, while some of its nodes are not reached.
+    wanted: Option<Wanted>,
 }
 
 impl Roster {
     /// As the run begins with it.
     pub fn begin(source: Source, counters: &Path, far: &Far) -> Roster {
         let told = far.known().map(|(node, incarnation)| (node.at.clone(), (node.to_string(), incarnation))).collect();
-        Roster { source, counters: counters.to_owned(), told }
+        Roster { source, counters: counters.to_owned(), told, wanted: None }
     }
 
-    /// Carries out a change of the list, if there is one. Errors are reported, and the run goes on
-    /// as before.
+    /// Carries out a change of the list, if there is one. Nodes that are not reached are tried again until
+    /// they are, or until the list is another. Errors are reported, and the run goes on as before.
     pub fn look(&mut self, far: &mut Far) {
-        let Some(nodes) = self.source.changed() else { return };
-        if let Err(why) = nodes.and_then(|nodes| self.change(&nodes, far)) {
-            eprintln!("farmem: {why}; the run goes on with the nodes that it has");
+        match self.source.changed() {
+            Some(Ok(nodes)) => {
+                self.wanted = Some(Wanted { nodes, at: Instant::now(), wait: AGAIN, said: Vec::new() });
+            }
+            Some(Err(why)) => eprintln!("farmem: {why}; the run goes on with the nodes that it has"),
+            None => {}
+        }
+        let Some(mut wanted) = self.wanted.take_if(|wanted| wanted.at <= Instant::now()) else { return };
+        let within = if wanted.said.is_empty() { far::ANSWER_WITHIN } else { AGAIN };
+        match self.change(&wanted.nodes, far, within) {
+            Ok(unreached) if unreached.is_empty() => {}
+            Ok(unreached) => {
+                for why in unreached.into_iter().filter(|why| !wanted.said.contains(why)).collect::<Vec<_>>() {
+                    eprintln!("farmem: {why}; the run goes on with the nodes that it has, and tries again");
+                    wanted.said.push(why);
+                }
+                wanted.at = Instant::now() + wanted.wait;
+                wanted.wait = (2 * wanted.wait).min(SELDOM);
+                self.wanted = Some(wanted);
+            }
+            Err(why) => eprintln!("farmem: {why}; the run goes on with the nodes that it has"),
         }
     }
 
-    fn change(&mut self, nodes: &[RunNode], far: &mut Far) -> Result<(), String> {
-        for node in nodes {
-            if !self.told.contains_key(&node.at) {
-                let told = far.join(node).map_err(|e| e.line)?;
-                self.told.insert(node.at.clone(), told);
+    /// Reaches what is new, and tells the run's processes. Returns why nodes were not reached. As long as
+    /// there is one of these, no node is taken out: it may hold what the others have no room for.
+    fn change(&mut self, nodes: &[RunNode], far: &mut Far, within: Duration) -> Result<Vec<String>, String> {
+        let (mut told, mut unreached) = (self.told.clone(), Vec::new());
+        for node in nodes.iter().filter(|node| !self.told.contains_key(&node.at)) {
+            match far.join(node, within) {
+                Ok(joined) => drop(told.insert(node.at.clone(), joined)),
+                Err(failure) => unreached.push(failure.line),
             }
         }
         // Two copies would be one, and memory that there is once be counted twice.
-        let known = |at: usize| self.told.get(&nodes[at].at).map(|(_, incarnation)| incarnation);
+        let known = |at: usize| told.get(&nodes[at].at).map(|(_, incarnation)| incarnation);
         let same = |at: usize| (0..at).find(|&before| known(before).is_some() && known(before) == known(at));
         let twice = (0..nodes.len()).find_map(|at| same(at).map(|before| (before, at)));
         if let (Some((one, other)), Source::File(..)) = (twice, &self.source) {
             return Err(format!("{} and {} are the same node", nodes[one].at, nodes[other].at));
         }
+        let (mut list, mut left) = (Vec::new(), Vec::new());
         // A controller may give a node twice. It is taken once, and nothing is refused.
-        let told = (0..nodes.len()).filter(|&at| same(at).is_none()).filter_map(|at| self.told.get(&nodes[at].at));
-        let list: Vec<&str> = told.map(|(told, _)| told.as_str()).collect();
-        counters::tell_roster(&self.counters, &list.join(",")).map_err(|e| format!("the nodes cannot be told: {e}"))
+        for at in (0..nodes.len()).filter(|&at| same(at).is_none()) {
+            list.extend(told.get(&nodes[at].at).map(|(called, _)| called.as_str()));
+        }
+        let is_left = |at: &&NodeAddr| nodes.iter().all(|node| node.at != **at);
+        match unreached.is_empty() {
+            true => left.extend(told.keys().filter(is_left).cloned()),
+            false => list.extend(told.iter().filter(|(at, _)| is_left(at)).map(|(_, (called, _))| called.as_str())),
+        }
+        counters::tell_roster(&self.counters, &list.join(",")).map_err(|e| format!("the nodes cannot be told: {e}"))?;
+        left.iter().for_each(|at| drop(told.remove(at)));
+        self.told = told;
+        Ok(unreached)
     }
 }
 

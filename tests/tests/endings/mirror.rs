@@ -204,6 +204,25 @@ fn a_node_that_is_back_empty_is_used_again() -> Result<()> {
     Ok(())
 }
 
+/// The supervisor knows the former process of such a node. The present one hears of the run's end, too.
+#[test]
+fn a_node_that_is_back_empty_hears_of_the_end() -> Result<()> {
+    let (mut nodes, at) = (nodes(1)?, free_port()?);
+    let begin = || Node::start_at(at, "512M", &[]);
+    nodes.push(begin()?);
+    let work = Work::start(&mirrored("4M", &by_tcp(&nodes)).with(&["--grace", "60s"]), BUSY)?;
+    nodes[1].running.signal(libc::SIGKILL);
+    ensure!(eventually(LIMIT, || !nodes[1].running.alive()));
+    nodes[1] = begin()?;
+    let whole = || work.run.stderr().contains("every page has two copies again");
+    ensure!(eventually(2 * LIMIT, whole), "{}", work.run.stderr());
+    process::kill(work.program);
+    work.run.wait(LIMIT)?;
+    let lent = || nodes[1].metric("farmem_node_lent_bytes");
+    ensure!(eventually(Duration::from_secs(5), || lent().is_ok_and(|lent| lent == 0.0)), "{} are still lent", lent()?);
+    Ok(())
+}
+
 /// One node answers each question 100 ms late. It is not silent, and keeps its copies.
 /// READs go to the other node.
 #[test]

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use farmem_tests::farmem::{Node, binary, lab};
+use farmem_tests::farmem::{Far, Node, binary, free_port, lab};
 use farmem_tests::lost::Lost;
 use farmem_tests::process::{self, eventually};
 
-use crate::{BOTH, By, LIMIT, Work, hostile, scenario, together};
+use crate::{BOTH, BUSY, By, LIMIT, Work, hostile, scenario, together};
 
 /// Nodes join a run and are taken out while a program does everything that programs do to memory.
 #[test]
@@ -38,6 +38,31 @@ fn nodes_change_while_a_program_works() -> Result<()> {
     ensure!(outcome.code() == 0, "{outcome:?}");
     let (_, rest) = farmem_tests::farmem::split_stats(&outcome.stderr);
     ensure!(!rest.contains("lost") && !rest.contains("tried again"), "{rest}");
+    Ok(())
+}
+
+/// A node of the list that is not up yet is tried again, and the one that it stands for is kept until then.
+#[test]
+fn a_listed_node_that_comes_later_is_reached_then() -> Result<()> {
+    let dir = process::TempDir::new("comes-later")?;
+    let file = dir.path().join("nodes");
+    let (first, at) = (Node::start("512M", &[])?, free_port()?);
+    std::fs::write(&file, first.by_tcp())?;
+    let far = Far::local("4M").with(&["--node-file", &file.display().to_string()]);
+    let work = Work::start(&far, BUSY)?;
+    std::fs::write(&file, at.to_string())?;
+    let says = |text: &str| work.run.stderr().contains(text);
+    ensure!(eventually(LIMIT, || says("tries again")), "{}", work.run.stderr());
+    std::thread::sleep(Duration::from_millis(1500));
+    ensure!(first.metric("farmem_node_lent_bytes")? > 0.0 && work.run.alive(), "{}", work.run.stderr());
+    let second = Node::start_at(at, "512M", &[])?;
+    let moved = || second.metric("farmem_node_lent_bytes").is_ok_and(|lent| lent > 0.0);
+    ensure!(eventually(LIMIT, moved), "{}", work.run.stderr());
+    process::send(work.program, libc::SIGUSR1);
+    let outcome = work.run.wait(LIMIT)?;
+    let (_, rest) = farmem_tests::farmem::split_stats(&outcome.stderr);
+    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    ensure!(outcome.code() == 0 && said.contains("\nsound ") && rest.lines().count() == 1, "{outcome:?}");
     Ok(())
 }
 
