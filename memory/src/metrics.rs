@@ -61,10 +61,10 @@ pub fn text(nic: &Nic) -> String {
     let tally = &nic.tally;
     let now = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     tell("gauge", "lend_bytes", "", "Memory the node lends at most.", nic.lending.limit());
-    let held_back = nic.lending.limit() - nic.lending.most();
+    let held_back = nic.lending.limit() - nic.most();
     tell("gauge", "held_back_bytes", "", "… of that, not lent now, because its machine needs it.", held_back);
     tell("gauge", "lent_bytes", "", "Memory lent now.", nic.lent());
-    tell("gauge", "lent_bytes_peak", "", "The most memory that was lent at once.", nic.lending.peak());
+    tell("gauge", "lent_bytes_peak", "", "The most memory that was lent as slabs at once.", nic.lending.peak());
     tell("gauge", "aside_bytes", "", "… of that, put on the disk, because its owner does not answer.", nic.aside());
     tell("gauge", "used_bytes", "", "Memory that what is lent has really taken.", nic.in_use());
     let members = nic.members();

@@ -38,7 +38,9 @@ impl Reserve {
         nic.look_at_owners(now_ns());
         // A system that does not say what it has is not judged.
         let available = available()?;
-        let most = most(lending.limit(), (lending.lent_here(), nic.in_use()), available, self.bytes);
+        let units = &nic.units.words;
+        let (slabs, units) = (lending.lent_here(), units.held());
+        let most = most(lending.limit(), slabs, (slabs + units, nic.in_use()), available, self.bytes);
         lending.set_most(most);
         let holds_back = most < lending.limit();
         if std::mem::replace(&mut self.holds_back, holds_back) == holds_back {
@@ -63,10 +65,11 @@ pub fn available() -> Option<u64> {
     left.into_iter().chain(available_ram()).min()
 }
 
-/// The memory that a node with a limit of `limit` bytes lends now, in whole slabs.
-fn most(limit: u64, (lent, used): (u64, u64), available: u64, reserve: u64) -> u64 {
+/// The memory that a node with a limit of `limit` bytes lends as slabs now, in whole ones. `slabs` bytes are
+/// lent so. All that is lent, units too, is `lent`, of which `used` is taken from the system.
+fn most(limit: u64, slabs: u64, (lent, used): (u64, u64), available: u64, reserve: u64) -> u64 {
     let promised = lent.saturating_sub(used);
-    let most = (lent + available).saturating_sub(promised).saturating_sub(reserve);
+    let most = (slabs + available).saturating_sub(promised).saturating_sub(reserve);
     (most / SLAB_BYTES * SLAB_BYTES).min(limit)
 }
 
@@ -78,11 +81,31 @@ mod tests {
 
     #[test]
     fn a_machine_keeps_its_reserve() {
-        assert_eq!(most(8 * GIB, (0, 0), 16 * GIB, 4 * GIB), 8 * GIB, "there is enough of all");
-        assert_eq!(most(8 * GIB, (0, 0), 6 * GIB, 4 * GIB), 2 * GIB);
-        assert_eq!(most(8 * GIB, (3 * GIB, 3 * GIB), 5 * GIB, 4 * GIB), 4 * GIB, "what is lent is not available");
-        assert_eq!(most(8 * GIB, (3 * GIB, GIB), 5 * GIB, 4 * GIB), 2 * GIB, "what is promised is as good as taken");
-        assert_eq!(most(8 * GIB, (3 * GIB, 3 * GIB), GIB, 4 * GIB), 0, "nothing that comes back is lent again");
-        assert_eq!(most(8 * GIB, (0, 0), 5 * GIB + 1, 4 * GIB), GIB, "whole slabs");
+        assert_eq!(most(8 * GIB, 0, (0, 0), 16 * GIB, 4 * GIB), 8 * GIB, "there is enough of all");
+        assert_eq!(most(8 * GIB, 0, (0, 0), 6 * GIB, 4 * GIB), 2 * GIB);
+        assert_eq!(
+            most(8 * GIB, 3 * GIB, (3 * GIB, 3 * GIB), 5 * GIB, 4 * GIB),
+            4 * GIB,
+            "what is lent is not available"
+        );
+        assert_eq!(
+            most(8 * GIB, 3 * GIB, (3 * GIB, GIB), 5 * GIB, 4 * GIB),
+            2 * GIB,
+            "what is promised is as good as taken"
+        );
+        assert_eq!(
+            most(8 * GIB, 3 * GIB, (3 * GIB, 3 * GIB), GIB, 4 * GIB),
+            0,
+            "nothing that comes back is lent again"
+        );
+        assert_eq!(most(8 * GIB, 0, (0, 0), 5 * GIB + 1, 4 * GIB), GIB, "whole slabs");
+    }
+
+    #[test]
+    fn units_are_lent_too() {
+        let (lent, half) = (16 * GIB, 8 * GIB);
+        assert_eq!(most(lent, 0, (half, half), 6 * GIB, 4 * GIB), 2 * GIB, "they take nothing from what is left");
+        assert_eq!(most(lent, 0, (half, 4 * GIB), 10 * GIB, 4 * GIB), 2 * GIB, "what they are promised is taken");
+        assert_eq!(most(lent, half, (lent, half), 6 * GIB, 4 * GIB), 2 * GIB, "slabs that nobody has touched are not");
     }
 }

@@ -57,7 +57,7 @@ fn text(node: &Node) -> String {
         "listen": node.addresses().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "metrics": node.metrics().map(|at| at.to_string()),
         "lend": nic.lending.limit(),
-        "held_back": nic.lending.limit() - nic.lending.most(),
+        "held_back": nic.lending.limit() - nic.most(),
         "lent": nic.lent(),
         "aside": nic.aside(),
         "used": nic.in_use(),

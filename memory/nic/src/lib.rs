@@ -258,6 +258,11 @@ impl Nic {
         self.lending.lent() + self.units.words.held()
     }
 
+    /// Bytes that it lends now, at most: all, but for slabs that its machine needs itself.
+    pub fn most(&self) -> u64 {
+        self.lending.limit().min(self.lending.most() + self.units.words.held())
+    }
+
     /// One of the node's figures. Any member may ask, often.
     pub fn figure(&self, figure: Figure, now_ns: u64) -> u64 {
         let kept = self.units.kept();
