@@ -146,11 +146,21 @@ impl Served {
         }
     }
 
+    /// As [`Served::led`], once it knows which nodes are up. A node counts as down until its first beat. So a
+    /// leader that answers at once would replace nodes that are up, let them be forgotten, and show them as down.
+    fn informed(&self) -> Result<MutexGuard<'_, Controller>, No> {
+        let controller = self.led()?;
+        match controller.now() < BEATS_WITHIN && controller.state.awaits_beats() {
+            true => Err(No::not_now("this controller has just begun to lead: ask again".into())),
+            false => Ok(controller),
+        }
+    }
+
     /// The rack's texts, at most [`SHOWN_FOR`] old. They are made without the controller's lock.
     async fn shown(&self) -> Result<Arc<Shown>, No> {
         let mut shown = self.shown.lock().await;
         let (view, term) = {
-            let controller = self.led()?;
+            let controller = self.informed()?;
             let term = controller.state.term();
             let is_new = |shown: &&Arc<Shown>| shown.term == term && shown.made.elapsed() < SHOWN_FOR;
             if let Some(shown) = shown.as_ref().filter(is_new) {
@@ -369,12 +379,7 @@ async fn want(
     Json(want): Json<Want>,
 ) -> Result<Json<Given>, No> {
     let tenant = tenant.map_or_else(String::new, |Extension(OfTenant(tenant))| tenant);
-    let mut controller = shared.led()?;
-    // A node counts as down until its first beat. So a leader that answers at once would replace
-    // nodes that are up.
-    if controller.now() < BEATS_WITHIN && controller.state.awaits_beats() {
-        return Err(No::not_now("this controller has just begun to lead: ask again".into()));
-    }
+    let mut controller = shared.informed()?;
     let (now, random) = (controller.now(), controller.random.bits());
     Ok(Json(controller.state.want_of(&tenant, now, &want, random)?))
 }
@@ -396,7 +401,7 @@ async fn order(
         return Err(No(StatusCode::FORBIDDEN, format!("an order has the header {ORDER_HEADER}")));
     }
     let (term, view) = {
-        let mut controller = shared.led()?;
+        let mut controller = if order == "forget" { shared.informed()? } else { shared.led()? };
         let (now, mut actions) = (controller.now(), Vec::new());
         match order.as_str() {
             "drain" => controller.state.drain(now, &name, true, &mut actions)?,
@@ -449,6 +454,41 @@ mod tests {
             assert_ne!(look().await, Some(first));
             served.lock().role = Role::Stands("another leads".into());
             assert_eq!(look().await, None, "only the leader shows it");
+        });
+    }
+
+    /// One that has just begun knows no node's beat. It answers then who asks what they would say.
+    #[test]
+    fn nobody_is_down_before_its_beat_was_due() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (served, from) = (alone(|_| ()), ConnectInfo(SocketAddr::from(([10, 0, 0, 9], 4711))));
+            let said = |name: &str| {
+                let (name, listen) = (name.to_owned(), vec![format!("{name}:7411")]);
+                Json(Beat { name, domain: "d".into(), listen, ..Beat::default() })
+            };
+            for name in ["a", "b"] {
+                assert!(beat(With(Arc::clone(&served)), from, said(name)).await.is_ok());
+            }
+            let intents = served.lock().state.intents();
+            let kept = Kept { term: Term::default(), intents };
+            let served = Served::alone(Store::Memory, kept, 1, |_| ());
+            let headers: HeaderMap = [(ORDER_HEADER.parse().unwrap(), "1".parse().unwrap())].into_iter().collect();
+            let orders = async |what: &str| {
+                let path = Path(("a".to_owned(), what.to_owned()));
+                order(With(Arc::clone(&served)), from, path, headers.clone()).await.err().map(|no| no.0)
+            };
+            let refuses = Some(StatusCode::SERVICE_UNAVAILABLE);
+            let begun = Instant::now();
+            let said_first = (orders("forget").await, served.shown().await.err().map(|no| no.0));
+            // Whoever asks may be late.
+            assert!(said_first == (refuses, refuses) || begun.elapsed() >= BEATS_WITHIN, "{said_first:?}");
+            assert_eq!(orders("drain").await, None, "this is kept for the node");
+            for name in ["a", "b"] {
+                assert!(beat(With(Arc::clone(&served)), from, said(name)).await.is_ok());
+            }
+            assert!(served.shown().await.is_ok());
+            assert_eq!(orders("forget").await, Some(StatusCode::CONFLICT), "it is up");
         });
     }
 
