@@ -98,6 +98,17 @@ impl Settings {
         Ok(Settings { levels })
     }
 
+    /// Whether a value from `one` outweighs a value of another key from `other`.
+    pub fn is_nearer(&self, one: &Origin, other: &Origin) -> bool {
+        let place = |origin: &Origin| match origin {
+            Origin::Flag(_) => 0,
+            Origin::Variable(_) => 1,
+            Origin::Default => usize::MAX,
+            file => 2 + self.levels.iter().position(|(level, ..)| level == file).unwrap_or(self.levels.len()),
+        };
+        place(one) < place(other)
+    }
+
     /// A key's value and its origin; the flag's value if there is one. `None`: the default is to be
     /// used.
     pub fn choose<T, E: Display>(
@@ -190,9 +201,14 @@ mod tests {
         let some = |text: &str, origin| Some((text.to_owned(), origin));
         assert_eq!(text(&settings, "local", Some("4G")), some("4G", Origin::Flag("local")));
         assert_eq!(text(&settings, "local", None), some("3G", Origin::Variable("FARMEM_LOCAL".into())));
-        assert_eq!(text(&settings, "node", None), some("b:1,c:1", user), "an empty variable says nothing");
-        assert_eq!(text(&settings, "grace", None), some("1s", system));
+        assert_eq!(text(&settings, "node", None), some("b:1,c:1", user.clone()), "an empty variable says nothing");
+        assert_eq!(text(&settings, "grace", None), some("1s", system.clone()));
         assert_eq!(text(&settings, "stats", None), None);
+        let (flag, variable) = (Origin::Flag("node"), Origin::Variable("FARMEM_NODE".into()));
+        let order = [flag, variable, user.clone(), system.clone(), Origin::Default];
+        for (at, one) in order.iter().enumerate() {
+            assert!(order.iter().enumerate().all(|(then, other)| settings.is_nearer(one, other) == (at < then)));
+        }
         assert_eq!(text(&Settings::none(), "local", None), None);
     }
 

@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use farmem_control::state::MOST_QUOTAS;
 use farmem_memory::tokens::{self, Entry, Store, StoreError};
 use farmem_nic::tenants::Standing;
 use farmem_protocol::extent::place::BLOCK_BYTES;
@@ -15,6 +16,7 @@ use farmem_sys::{descriptors, process};
 use farmem_trust::{Token, hex, is_tenant, unhex};
 
 use crate::failure::Failure;
+use crate::rack::controller;
 use crate::size::{self, Size};
 use crate::units;
 
@@ -142,7 +144,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 about.quota = quota.or(about.quota);
                 about.rack_quota = rack_quota.or(about.rack_quota);
                 about.rate = rate.or(about.rate);
-                Ok(())
+                let quotas = store.tenants.values().filter(|about| about.rack_quota.is_some()).count();
+                if rack_quota.is_some() && quotas > MOST_QUOTAS { Err(controller::too_many()) } else { Ok(()) }
             })
         }
         Command::Rotate { tenant, expires, store } => create(tenant, *expires, &store.path, |store| {

@@ -212,6 +212,13 @@ fn mistakes_are_one_line_and_a_status() {
         (&["node", "--lend", "64M", "--listen", "127.0.0.1:0", "--reserve", "900T"], 64, "nothing would be lent"),
         (&["node", "--lend", "64M", "--listen", "127.0.0.1:0", "--compute", "99999999"], 64, "0..=1024"),
         (&["node", "--lend", "64M", "--listen", "127.0.0.1:0", "--tokens", "/no"], 64, "farmem token create makes one"),
+        (&["node", "--lend", "64M", "--listen", "127.0.0.1:0", "--controller", "a:1"], 64, "do not reach a loopback"),
+        (
+            &["node", "--lend", "64M", "--listen", "0.0.0.0:0", "--controller", "a:1", "--advertise", "a:1,b:1"],
+            64,
+            "write one HOST:PORT",
+        ),
+        (&["controller", "--advertise", "a:1,b:1"], 64, "write one HOST:PORT"),
         (&["controller", "--called", ""], 64, "--called"),
         (&["controller", "--called", "a b"], 64, "the name of a machine"),
         (&["status", "--controller", "127.0.0.1:1,127.0.0.1:2"], 72, "127.0.0.1:1: nobody listens there"),
@@ -285,6 +292,9 @@ fn what_flags_leave_open_is_taken_from_variables_then_files() {
     let (status, _, said) =
         outcome(place.farmem(["run", "--node", &format!("{a},unix:{}", link.display()), "--", "true"]));
     assert!(said.ends_with("are the same node: name it once\n") && status == Some(64), "{said}");
+    // A rack that a file names is not asked for what a variable names.
+    std::fs::write(&file, "controller = \"127.0.0.1:1\"\n").unwrap();
+    assert_eq!(run(&[("FARMEM_NODE", b.as_str())], &[]).2, b);
     // A node of its own, even if the settings name others.
     for flags in [&["--node", "none"][..], &["--far", "64M"], &["--no-settings"]] {
         assert!(run(&variables, flags).2.contains("/run-"), "{flags:?}");

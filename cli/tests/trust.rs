@@ -453,6 +453,38 @@ fn status_names_a_tenants_own_holders_alone() {
     assert_eq!(said.map(|said| said.contains("by others")), [false, true]);
 }
 
+#[test]
+fn status_shows_this_users_node_by_its_token() {
+    let here = Guarded::start("512M");
+    let mut command = here.place.farmem(["status", "--token"]);
+    command.arg(here.token("analytics.token"));
+    let (status, said, complaint) = outcome(command);
+    assert!(status == Some(0) && said.contains(&here.at), "{said}{complaint}");
+}
+
+/// A controller shares out the quotas of so many tenants. One more would get no memory, and not know why.
+#[test]
+fn quotas_of_the_rack_are_limited_in_number() {
+    let place = Place::new();
+    let store = place.path().join("tokens.toml");
+    create(&place, &["--tenant", "first", "--rack-quota", "1G"], "first.token");
+    let more: String = (1..128).map(|n| format!("\n[tenant.t{n}]\nrack_quota = 1073741824\n")).collect();
+    let text = fs::read_to_string(&store).unwrap() + &more;
+    fs::write(&store, &text).unwrap();
+    let one_more = || {
+        let mut command = place.farmem(["token", "create", "--tenant", "last", "--rack-quota", "1G", "--store"]);
+        command.arg(&store);
+        command
+    };
+    refused(one_more(), "more than 128 tenants have a --rack-quota");
+    create(&place, &["--tenant", "last", "--quota", "1G"], "last.token");
+    create(&place, &["--tenant", "first", "--rack-quota", "2G"], "again.token");
+    fs::write(&store, text + "\n[tenant.t128]\nrack_quota = 1073741824\n").unwrap();
+    let mut serves = place.farmem(["controller", "--listen", "127.0.0.1:0", "--store"]);
+    serves.arg(place.path().join("rack.redb")).arg("--tokens").arg(&store);
+    refused(serves, "more than 128 tenants have a --rack-quota");
+}
+
 /// The kernel's connections to a node prove the token, too, up to where the kernel has them.
 #[test]
 fn a_swap_volume_is_asked_for_by_a_token() {

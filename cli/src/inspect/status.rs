@@ -172,7 +172,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     let (views, failed) = match &options.node {
         Some(node) => (vec![view(node, options.token.trust()?)?], None),
-        None => all(here()),
+        None => all(here(), options.token.trust()?),
     };
     let text = if options.json {
         serde_json::to_string_pretty(&views).map(|json| json + "\n").unwrap_or_default()
@@ -187,10 +187,10 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 
 /// The facts of each node that answers, and the last failure: one stopped node does not hide the
 /// others.
-fn all(nodes: Vec<(u32, NodeAddr)>) -> (Vec<View>, Option<Failure>) {
+fn all(nodes: Vec<(u32, NodeAddr)>, trust: Trust) -> (Vec<View>, Option<Failure>) {
     let (mut views, mut failed) = (Vec::new(), None);
     for (pid, node) in nodes {
-        match view(&node, Trust::default()) {
+        match view(&node, trust) {
             Ok(view) => views.push(view),
             // It has ended since.
             Err(_) if !process::exists(pid) => {}
@@ -204,9 +204,14 @@ fn all(nodes: Vec<(u32, NodeAddr)>) -> (Vec<View>, Option<Failure>) {
     (views, failed)
 }
 
-/// The nodes that have a status file in the runtime directory.
+/// The nodes that have a status file in the runtime directory. On a socket a node knows its own user
+/// without a token.
 fn here() -> Vec<(u32, NodeAddr)> {
-    known_here().filter_map(|status| Some((status.pid, status.listen.first()?.parse().ok()?))).collect()
+    let at = |status: &NodeStatus| {
+        let all: Vec<NodeAddr> = status.listen.iter().filter_map(|at| at.parse().ok()).collect();
+        all.iter().find(|at| matches!(at, NodeAddr::Shm(_))).or(all.first()).cloned()
+    };
+    known_here().filter_map(|status| Some((status.pid, at(&status)?))).collect()
 }
 
 fn known_here() -> impl Iterator<Item = NodeStatus> {

@@ -10,6 +10,7 @@ use farmem_control::api::Term;
 use farmem_control::etcd::{Access, Etcd};
 use farmem_control::guard::{Find, Guard};
 use farmem_control::serve::{Served, serve};
+use farmem_control::state::MOST_QUOTAS;
 use farmem_control::store::{Kept, Store};
 use farmem_memory::tokens::{Keys, StoreError};
 use farmem_protocol::wire::text::printable;
@@ -50,7 +51,7 @@ pub struct Options {
     pub etcd_user: Option<PathBuf>,
 
     /// Where nodes, runs and the other controllers reach this one, if not where it listens
-    #[arg(long, value_name = "HOST:PORT", value_parser = super::address)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = super::advertised)]
     pub advertise: Option<String>,
 
     /// A name by which browsers and others without a token reach this controller, beside those of
@@ -123,7 +124,7 @@ fn called(text: &str) -> Result<String, &'static str> {
 fn guard(keys: Option<&Arc<Keys>>, options: &Options) -> Result<Guard, Failure> {
     let find = keys.cloned().map(|keys| -> Find { Box::new(move |id| keys.find(id, keeps)) });
     let machine = farmem_sys::process::host_name();
-    let advertised = options.advertise.iter().flat_map(|all| all.split(','));
+    let advertised = options.advertise.iter().map(String::as_str);
     let short = machine.split('.').next().unwrap_or_default();
     let names = options.called.iter().map(String::as_str).chain(advertised).chain([&*options.listen, &*machine, short]);
     Ok(Guard::new(find).map_err(Failure::usage)?.called(names))
@@ -133,13 +134,24 @@ fn keeps(e: &StoreError) {
     eprintln!("farmem: {e}; what was known of tokens and quotas is good still");
 }
 
+/// What is wrong with a store of tokens that has more quotas of the whole rack than a controller shares out.
+pub fn too_many() -> String {
+    format!("more than {MOST_QUOTAS} tenants have a --rack-quota: give others a --quota at each node")
+}
+
 /// Follows what tenants may hold in the whole rack, for as long as the process lives.
 fn follow_quotas(keys: Arc<Keys>, served: Arc<Served>) -> Result<(), Failure> {
     served.set_quotas(keys.rack_quotas(keeps));
+    let mut told = false;
     let follow = move || {
         loop {
             std::thread::sleep(Duration::from_secs(1));
-            served.set_quotas(keys.rack_quotas(keeps));
+            let quotas = keys.rack_quotas(keeps);
+            let beyond = quotas.keys().nth(MOST_QUOTAS).cloned();
+            served.set_quotas(quotas);
+            if let Some(tenant) = beyond.filter(|_| !std::mem::replace(&mut told, true)) {
+                eprintln!("farmem: {}; {tenant} and those after it get no memory", too_many());
+            }
         }
     };
     std::thread::Builder::new().name("quotas".into()).spawn(follow).map(drop).map_err(Failure::usage)
@@ -163,6 +175,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::usage(
             "--tokens has quotas of the whole rack: name a --store, or a restart would give out a share twice",
         ));
+    }
+    if keys.as_ref().is_some_and(|keys| keys.rack_quotas(keeps).len() > MOST_QUOTAS) {
+        return Err(Failure::usage(format!("--tokens: {}", too_many())));
     }
     let guard = guard(keys.as_ref(), options)?;
     let at = listener.local_addr().map_err(Failure::usage)?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use farmem_control::api::{Beat, Share};
 use farmem_control::client::Client;
-use farmem_control::state::names;
+use farmem_control::state::{MOST_QUOTAS, names};
 use farmem_fabric::NodeAddr;
 use farmem_memory::Node;
 use farmem_nic::Nic;
@@ -21,6 +21,7 @@ use farmem_protocol::node::Domain;
 use farmem_sys::process;
 use farmem_trust::Key;
 
+use super::is_loopback;
 use crate::failure::Failure;
 
 /// How long a node's end waits for the controller to be told of it.
@@ -43,7 +44,7 @@ pub struct Rack {
     pub name: Option<String>,
 
     /// Where other machines reach this node, if not where it listens
-    #[arg(long, value_name = "HOST:PORT", requires = "controller", value_parser = super::address)]
+    #[arg(long, value_name = "HOST:PORT", requires = "controller", value_parser = super::advertised)]
     pub advertise: Option<String>,
 
     /// The file of a token of the tenant rack, by which this node is of the rack [default:
@@ -57,12 +58,22 @@ fn name(text: &str) -> Result<String, String> {
     if names::is_name(text) { Ok(text.to_owned()) } else { Err(names::rule("name")) }
 }
 
+/// Whether no other machine reaches any of these.
+fn is_here_alone(listen: &[NodeAddr]) -> bool {
+    listen.iter().all(|at| !matches!(at, NodeAddr::Tcp(at) if !is_loopback(at)))
+}
+
 impl Rack {
     /// Refuses what a rack cannot use.
     pub fn check(&self, listen: &[NodeAddr]) -> Result<(), Failure> {
         let by_tcp = listen.iter().any(|at| matches!(at, NodeAddr::Tcp(_)));
         match self.controller {
             Some(_) if !by_tcp => Err(Failure::usage("--controller: other machines need a --listen HOST:PORT")),
+            Some(ref at) if self.advertise.is_none() && is_here_alone(listen) && !at.split(',').any(is_loopback) => {
+                Err(Failure::usage(
+                    "--listen: other machines do not reach a loopback address: add one that they reach, or --advertise",
+                ))
+            }
             _ => Ok(()),
         }
     }
@@ -80,7 +91,9 @@ impl Rack {
     pub fn begin(&self, node: &Node, key: Option<Key>) -> std::io::Result<Beats> {
         let Some(controller) = &self.controller else { return Ok(Beats(None)) };
         let tcp = node.addresses().iter().filter(|at| matches!(at, NodeAddr::Tcp(_))).map(ToString::to_string);
-        let listen = self.advertise.clone().map_or_else(|| tcp.collect(), |at| vec![at]);
+        let mut listen = self.advertise.clone().map_or_else(|| tcp.collect(), |at| vec![at]);
+        // Runs are given the first.
+        listen.sort_by_key(|at| is_loopback(at));
         let host = process::host_name();
         let about = Beat {
             name: self.name.clone().unwrap_or_else(|| host.clone()),
@@ -130,13 +143,13 @@ fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat, leaving: &SyncSender<()
     let (mut trouble, mut drain, mut is_known) = (None::<String>, false, false);
     loop {
         let moved = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        about.lends = nic.lending.most();
+        about.lends = nic.most();
         about.lent = nic.lent();
         about.members = nic.members().len() as u64;
         about.bytes_read = moved(&nic.tally.read_bytes);
         about.bytes_written = moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes);
         about.leaving = nic.is_draining();
-        about.shares = nic.tenants.with_shares().iter().map(|tenant| said(tenant)).collect();
+        about.shares = nic.tenants.with_shares().iter().take(MOST_QUOTAS).map(|tenant| said(tenant)).collect();
         let mut next = farmem_control::state::BEAT_EVERY;
         match client.beat(&about) {
             Ok(orders) => {

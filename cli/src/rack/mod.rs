@@ -22,6 +22,20 @@ fn random() -> std::io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
+/// Reads one address that others are to use: `HOST:PORT`.
+pub fn advertised(text: &str) -> Result<String, String> {
+    match text.contains(',') {
+        true => Err("write one HOST:PORT: others reach it there".into()),
+        false => address(text).map_err(|_| format!("'{text}' is no address: write HOST:PORT, as bighost:7411")),
+    }
+}
+
+/// Whether this address is of this machine alone.
+fn is_loopback(at: &str) -> bool {
+    let host = at.rsplit_once(':').map_or(at, |(host, _)| host).trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
 /// Reads the address of a controller, or of several of which one leads: `HOST:PORT[,HOST:PORT…]`.
 pub fn address(text: &str) -> Result<String, String> {
     let is_one = |text: &str| {
@@ -39,7 +53,19 @@ pub fn address(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::address;
+    use super::{address, advertised, is_loopback};
+
+    #[test]
+    fn one_address_is_advertised() {
+        assert_eq!(advertised("bighost:7411"), Ok("bighost:7411".to_owned()));
+        assert!(advertised("a:1,b:2").is_err() && advertised("bighost").is_err());
+    }
+
+    #[test]
+    fn a_machines_own_addresses_are_known() {
+        assert!(["127.0.0.1:1", "127.9.9.9:7411", "[::1]:1", "localhost:1"].into_iter().all(is_loopback));
+        assert!(!["10.0.0.7:1", "0.0.0.0:1", "[::]:1", "rack:7400", "[fe80::1]:1"].into_iter().any(is_loopback));
+    }
 
     #[test]
     fn a_controller_is_a_host_and_a_port() {

@@ -112,8 +112,10 @@ impl Plan {
         };
         let names_none = flag.is_none() && options.far.is_none();
         let controller = settings.choose("controller", options.controller.clone(), crate::rack::address)?;
-        let controller = controller.map(|(at, _)| at).filter(|_| names_none);
         let named = settings.choose("node", flag.map(Nodes), str::parse::<Nodes>)?;
+        // Of two from one place the controller's is taken.
+        let is_nearer = |origin: &Origin| named.as_ref().is_some_and(|(_, named)| settings.is_nearer(named, origin));
+        let controller = controller.filter(|(_, origin)| names_none && !is_nearer(origin)).map(|(at, _)| at);
         // --far asks for a node started for this run. It outweighs nodes that a variable or a file
         // names.
         let nodes = match named {
