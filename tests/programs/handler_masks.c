@@ -29,7 +29,8 @@ static void note_mask(void) {
     sigset_t now;
     pthread_sigmask(SIG_BLOCK, NULL, &now);
     for (int s = 1; s < 65; s++)
-        if (sigismember(&now, s) == 1) order[length++ % 256] = s == SIGUSR1 ? 'u' : s == SIGALRM ? 'l' : s == SIGUSR2 ? 'v' : '?';
+        if (sigismember(&now, s) == 1)
+            note(s == SIGUSR1 ? 'u' : s == SIGALRM ? 'l' : s == SIGUSR2 ? 'v' : s == SIGBUS ? 'b' : s == SIGSYS ? 's' : '?');
 }
 
 static void on_alarm(int s) {
@@ -299,6 +300,72 @@ static void blocked_by_a_handler(void) {
     show("after one that blocks all");
 }
 
+/* A handler's own signal waits for its end, and so do those that its action blocks, SIGBUS and SIGSYS as well. */
+static int nests;
+static volatile int finished;
+static uint8_t *seen;
+static void on_masked(int s) {
+    note(s == SIGBUS ? 'B' : s == SIGSYS ? 'S' : 'U');
+    note_mask();
+    if (nests-- > 0) raise(nests % 2 ? SIGSYS : SIGBUS);
+    if (seen) MUST(wrong(seen, 64 * PAGE, 9) == 0);
+    note(')');
+    finished++;
+}
+
+static long raw_read(int fd, void *to) {
+    long r;
+    __asm__ volatile("syscall" : "=a"(r) : "a"(SYS_read), "D"(fd), "S"(to), "d"(1ul) : "rcx", "r11", "memory");
+    return r;
+}
+
+static int wakes[2];
+static void *hits(void *first) {
+    usleep(100000);
+    for (int i = 0; i < 4; i++) {
+        int before = finished;
+        pthread_kill(*(pthread_t *)first, SIGUSR1);
+        /* The first one sends another. */
+        while (finished < before + 1 + !i) usleep(1000);
+    }
+    MUST(write(wakes[1], "x", 1) == 1);
+    return NULL;
+}
+
+static void masks_of_actions(void) {
+    const int signals[3] = {SIGBUS, SIGSYS, SIGUSR1};
+    seen = far_map(4 * MIB);
+    fill(seen, 64 * PAGE, 9);
+    for (int i = 0; i < 24; i++) {
+        char name[64];
+        struct sigaction a = {.sa_handler = on_masked, .sa_flags = i & 4 ? SA_NODEFER : 0};
+        if (i & 1) sigaddset(&a.sa_mask, SIGBUS);
+        if (i & 2) sigaddset(&a.sa_mask, SIGSYS);
+        for (int k = 0; k < 3; k++) MUST(sigaction(signals[k], &a, NULL) == 0);
+        squeeze();
+        nests = 4;
+        raise(signals[i / 8]);
+        note('|');
+        note_mask();
+        snprintf(name, sizeof name, "action %d", i);
+        show(name);
+    }
+    /* In the midst of a call by an instruction of the program's own. */
+    struct sigaction a = {.sa_handler = on_masked, .sa_flags = SA_RESTART};
+    for (int k = 0; k < 3; k++) MUST(sigaction(signals[k], &a, NULL) == 0);
+    sigaddset(&a.sa_mask, SIGBUS);
+    MUST(sigaction(SIGUSR1, &a, NULL) == 0);
+    pthread_t self = pthread_self(), other;
+    nests = 1;
+    squeeze();
+    MUST(pipe(wakes) == 0 && pthread_create(&other, NULL, hits, &self) == 0);
+    long r = raw_read(wakes[0], seen + 2 * MIB);
+    MUST(pthread_join(other, NULL) == 0);
+    note_mask();
+    printf("read %ld\n", r);
+    show("in a call");
+}
+
 int main(void) {
     uint8_t *heap = far_map(8 * MIB);
     fill(heap, 8 * MIB, 3);
@@ -308,6 +375,7 @@ int main(void) {
     two_at_once();
     between();
     blocked_by_a_handler();
+    masks_of_actions();
     chained();
     printf("wrong %zu\n", wrong(heap, 8 * MIB, 3));
 }

@@ -48,6 +48,25 @@ int main(void) {
     MUST(sigaction(SIGSYS, NULL, &old) == 0);
     printf("SIGSYS ours %d flags %x\n", old.sa_sigaction == on_sys, old.sa_flags & ~0x04000000);
 
+    /* The kernel keeps no flag that it does not know, and nobody blocks SIGKILL or SIGSTOP. */
+    for (int i = 0; i < 3; i++) {
+        static const int signals[3] = {SIGBUS, SIGSYS, SIGUSR2};
+        struct {
+            void *handler;
+            unsigned long flags;
+            void *restorer;
+            uint64_t mask;
+        } set, told, was;
+        MUST(syscall(SYS_rt_sigaction, signals[i], NULL, &was, 8) == 0);
+        set = was;
+        set.mask = ~0ul;
+        set.flags |= 0x7fffffc0f0ul;
+        MUST(syscall(SYS_rt_sigaction, signals[i], &set, NULL, 8) == 0);
+        MUST(syscall(SYS_rt_sigaction, signals[i], NULL, &told, 8) == 0);
+        printf("told of %d: flags %lx mask %lx\n", signals[i], told.flags & ~0x04000000ul, told.mask);
+        MUST(syscall(SYS_rt_sigaction, signals[i], &was, NULL, 8) == 0);
+    }
+
     /* A write barrier of the garbage collectors' kind. */
     far = far_map(64 * PAGE);
     fill(far, 64 * PAGE, 6);

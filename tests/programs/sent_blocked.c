@@ -2,7 +2,10 @@
  * with them, and wait for the thread that unblocks them. A child has none of them; an executed program has the mask and what
  * is ignored. */
 #include "case.h"
+#include <poll.h>
 #include <setjmp.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
 
 enum { ROUNDS = 1000 };
 static const int both[2] = {SIGBUS, SIGSYS};
@@ -10,12 +13,12 @@ static uint8_t *mem;
 static sigset_t two;
 
 static volatile int handled, handled_by_main, code;
-static pthread_t first;
+static pthread_t first_thread;
 static void handler(int s, siginfo_t *info, void *context) {
     (void)context;
     code = info->si_code;
     handled += s;
-    handled_by_main += pthread_equal(pthread_self(), first) != 0;
+    handled_by_main += pthread_equal(pthread_self(), first_thread) != 0;
     MUST(wrong(mem, MIB, 3) == 0);
 }
 
@@ -188,6 +191,115 @@ static void past_threads_that_left_a_wait(void) {
     for (int i = 0; i < 2; i++) MUST(pthread_join(threads[i], NULL) == 0);
 }
 
+/* Calls that wait with a mask of their own let in, and hold back, what it says, for as long as they wait. */
+static char order[64];
+static volatile int length;
+static void notes(int s) {
+    sigset_t now;
+    MUST(sigprocmask(SIG_BLOCK, NULL, &now) == 0);
+    order[length++] = s == SIGBUS ? 'b' : s == SIGSYS ? 's' : 'u';
+    order[length++] = '0' + sigismember(&now, SIGBUS) + 2 * sigismember(&now, SIGSYS) + 4 * sigismember(&now, SIGUSR1);
+    order[length] = 0;
+}
+
+static int wait_by(int way, const sigset_t *mask, int fd, long ms) {
+    struct timespec soon = {ms / 1000, ms % 1000 * 1000000};
+    switch (way) {
+    case 0: return sigsuspend(mask);
+    case 1: return ppoll(&(struct pollfd){fd, POLLIN, 0}, 1, &soon, mask);
+    case 2: {
+        fd_set set;
+        FD_ZERO(&set);
+        FD_SET(fd, &set);
+        return pselect(fd + 1, &set, NULL, NULL, &soon, mask);
+    }
+    default: {
+        struct epoll_event event = {.events = EPOLLIN};
+        int e = epoll_create1(0);
+        MUST(e >= 0 && epoll_ctl(e, EPOLL_CTL_ADD, fd, &event) == 0);
+        int r = epoll_pwait(e, &event, 1, ms, mask), error = errno;
+        close(e);
+        errno = error;
+        return r;
+    }
+    }
+}
+
+static void *sends_soon(void *first) {
+    const int *signals = first;
+    for (; *signals; signals++) {
+        usleep(30000);
+        if (signals[0] > 0)
+            kill(getpid(), signals[0]);
+        else
+            pthread_kill(first_thread, -signals[0]);
+    }
+    return NULL;
+}
+
+static void waits(const char *what, int way, const sigset_t *mask, int fd, long ms, const int *sent) {
+    pthread_t sender;
+    length = order[0] = 0;
+    if (sent) MUST(pthread_create(&sender, NULL, sends_soon, (void *)sent) == 0);
+    errno = 0;
+    int r = wait_by(way, mask, fd, ms);
+    printf("%s, way %d: %d %d, %s", what, way, r, errno, order);
+    sigset_t now;
+    MUST(sigprocmask(SIG_BLOCK, NULL, &now) == 0 && (!sent || pthread_join(sender, NULL) == 0));
+    printf(", %s, blocked %d %d\n", order, sigismember(&now, SIGBUS), sigismember(&now, SIGSYS));
+}
+
+static void waits_with_masks(void) {
+    int ends[2], ready[2];
+    MUST(pipe(ends) == 0 && pipe(ready) == 0 && write(ready[1], "x", 1) == 1);
+    struct sigaction before[2], a = {.sa_handler = notes};
+    MUST(sigaction(SIGUSR1, &a, NULL) == 0);
+    for (int i = 0; i < 2; i++) MUST(sigaction(both[i], &a, &before[i]) == 0);
+    sigset_t *none = far_map(PAGE), all, was, open;
+    sigfillset(&all);
+    sigdelset(&all, SIGUSR1);
+    MUST(sigprocmask(SIG_BLOCK, NULL, &was) == 0);
+    open = was;
+    sigdelset(&open, SIGBUS), sigdelset(&open, SIGSYS);
+    for (int way = 0; way < 4; way++)
+        for (int i = 0; i < 2; i++) {
+            int s = both[i];
+            raise(s);
+            squeeze();
+            waits("raised", way, none, ends[0], 20000, NULL);
+            kill(getpid(), s);
+            waits("killed", way, none, ends[0], 20000, NULL);
+            waits("to the process", way, none, ends[0], 20000, (int[]){s, 0});
+            waits("to the thread", way, none, ends[0], 20000, (int[]){-s, 0});
+            sigset_t other;
+            sigemptyset(&other);
+            sigaddset(&other, s);
+            raise(s);
+            waits("not this one", way, &other, ends[0], 20000, (int[]){-both[!i], 0});
+            take("left");
+            if (way) {
+                raise(s);
+                waits("ready", way, none, ready[0], 20000, NULL);
+                take("left");
+            }
+            /* Open before and after. */
+            MUST(sigprocmask(SIG_SETMASK, &open, NULL) == 0);
+            waits("held back", way, &all, ends[0], 20000, (int[]){-s, -SIGUSR1, 0});
+            if (way) waits("to the end", way, &all, ends[0], 200, (int[]){-s, 0});
+            MUST(sigprocmask(SIG_SETMASK, &was, NULL) == 0);
+        }
+    /* What is ignored is not pending any more, and ends no wait. */
+    for (int i = 0; i < 2; i++) {
+        raise(both[i]);
+        kill(getpid(), both[i]);
+        MUST(signal(both[i], SIG_IGN) == notes);
+        pending("ignored");
+        MUST(signal(both[i], notes) == SIG_IGN);
+        pending("not any more");
+    }
+    for (int i = 0; i < 2; i++) MUST(sigaction(both[i], &before[i], NULL) == 0);
+}
+
 static int executed(void) {
     sigset_t now;
     struct sigaction bus, sys;
@@ -202,7 +314,7 @@ static int executed(void) {
 
 int main(int argc, char **argv) {
     if (argc > 1) return executed();
-    first = pthread_self();
+    first_thread = pthread_self();
     mem = far_map(16 * MIB);
     fill(mem, 16 * MIB, 3);
     sigemptyset(&two);
@@ -217,6 +329,7 @@ int main(int argc, char **argv) {
     to_a_thread_that_waits();
     to_a_thread_that_has_not_blocked_them();
     past_threads_that_left_a_wait();
+    waits_with_masks();
     printf("wrong %zu\n", wrong(mem, 16 * MIB, 3));
     fflush(stdout);
     signal(SIGSYS, SIG_IGN);

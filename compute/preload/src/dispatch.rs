@@ -8,7 +8,7 @@
 use crate::call::{Call, issue};
 use crate::guard::peek::peek;
 use crate::process::{is_this_process, pager};
-use crate::signals::{actions, blocked, masks, stacks};
+use crate::signals::{actions, blocked, masks, stacks, waiting};
 use crate::{confined, counted, exec, fork, guard, hidden, limits, mappings, near_stack, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
@@ -72,7 +72,7 @@ pub fn dispatch(call: &Call) -> isize {
         | libc::SYS_ppoll
         | libc::SYS_pselect6
         | libc::SYS_epoll_pwait
-        | libc::SYS_epoll_pwait2 => masks::waiting(call),
+        | libc::SYS_epoll_pwait2 => waiting::waiting(call),
         _ if hidden::names(call) => EBADF,
         libc::SYS_getdents64 => hidden::list(call),
         libc::SYS_open | libc::SYS_openat => counted::open(call),

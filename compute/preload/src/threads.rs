@@ -24,6 +24,7 @@ use crate::near_stack;
 use crate::process::pager;
 use farmem_pager::ending;
 use farmem_run::exit;
+use crate::signals::waiting::Wait;
 use farmem_sys::members;
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::sync::Lock;
@@ -97,10 +98,8 @@ pub struct Record {
     pub refused: AtomicUsize,
     /// The signal mask of the program's handler that is being entered.
     pub handler_mask: AtomicUsize,
-    /// The argument of a call that waits with a mask of its own (0: none), and that mask.
-    pub wait_at: AtomicUsize,
-    /// See `wait_at`.
-    pub wait_mask: AtomicUsize,
+    /// A call that waits with a mask of its own.
+    pub wait: Wait,
     /// Non-zero while the thread serves a fault: [`SERVES`], or its name ([`members::own_name`]).
     pub serving: AtomicUsize,
     /// Non-zero while the thread holds the table of the program's signal actions.
@@ -153,8 +152,7 @@ impl Record {
             asked_size: zero(),
             refused: zero(),
             handler_mask: zero(),
-            wait_at: zero(),
-            wait_mask: zero(),
+            wait: Wait::new(),
             serving: zero(),
             at_actions: zero(),
             kept: Kept::new(),
@@ -174,7 +172,7 @@ impl Record {
     /// Clears what a former thread has left in the record.
     fn clean(&self, hidden: usize) {
         self.hidden.store(hidden, Ordering::Relaxed);
-        let fields = [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving, &self.wait_at];
+        let fields = [&self.pending, &self.asked_at, &self.asked_size, &self.refused, &self.serving];
         let more =
             [&self.kept.signal, &self.at_actions, &self.stack_from, &self.site, &self.cancelled_at, &self.awaits];
         fields.iter().chain(&more).for_each(|field| field.store(0, Ordering::Relaxed));
@@ -183,6 +181,7 @@ impl Record {
     /// Takes over what the same thread had in another record, by another thread pointer: the kernel
     /// keeps its alternate stack and its mask.
     fn take_from(&self, other: &Record) {
+        self.wait.forget();
         let fields: [fn(&Record) -> &AtomicUsize; 7] = [
             |of| &of.alternate,
             |of| &of.hidden,
@@ -350,6 +349,11 @@ fn ever() -> impl Iterator<Item = &'static Record> {
     EVER.iter().enumerate().flat_map(|(i, word)| {
         let word = word.load(Ordering::Relaxed);
         (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| &RECORDS_OF_THREADS[i * 64 + bit])
+/// Calls `act` with each thread's record.
+pub fn each(act: impl Fn(&Record)) {
+    ever().filter(|record| record.owner.load(Ordering::Relaxed) > GIVEN_BACK).for_each(act);
+}
+
     })
 }
 

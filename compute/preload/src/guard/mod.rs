@@ -62,6 +62,11 @@ pub fn call(pager: &'static Pager, call: &Call) -> isize {
     }
 }
 
+/// Makes a call as it stands by `make`, with all that it uses there.
+pub fn made_by(pager: &'static Pager, call: &Call, make: impl FnOnce(&Call) -> isize) -> isize {
+    whole::made_by(pager, call, make)
+}
+
 /// read, write and their kin with a long far buffer: as one call, or piece by piece until something
 /// is short.
 ///

@@ -11,6 +11,11 @@ use farmem_protocol::addr::{PAGE_BYTES, is_far};
 
 /// Makes it.
 pub fn whole(pager: &'static Pager, call: &Call) -> isize {
+    made_by(pager, call, issue)
+}
+
+/// [`whole`], made by a function.
+pub fn made_by(pager: &'static Pager, call: &Call, make: impl FnOnce(&Call) -> isize) -> isize {
     let mut pins = Pins::new(pager);
     let known = table::uses(call.nr);
     if known.is_none() {
@@ -23,7 +28,7 @@ pub fn whole(pager: &'static Pager, call: &Call) -> isize {
         pin_use(&mut pins, call, one);
     }
     pins.note(call);
-    issue(call)
+    make(call)
 }
 
 fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {

@@ -3,7 +3,7 @@
 
 use super::kernel::{CANCEL, KernelAction, OURS, is_ours, own_action, set_action};
 use super::stacks::far_stacks;
-use super::{deliver, open, resume};
+use super::{blocked, deliver, open, resume};
 use crate::guard::peek::{BAD_ADDRESS, peek, poke};
 use crate::threads::{self, Record};
 use farmem_sys::raw::{SignalsBlocked, syscall};
@@ -211,7 +211,7 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
         None
     } else {
         match peek::<KernelAction>(new) {
-            Some(action) => Some(action),
+            Some(action) => Some(action.known()),
             None => return BAD_ADDRESS,
         }
     };
@@ -240,12 +240,18 @@ pub fn rt_sigaction(signal: i32, new: usize, old: usize, size: usize) -> isize {
             // itself.
             if before.handler == deliver::on_signal() || before.is_function() && kept.is_function() {
                 before = *kept;
+            } else if before.handler == kept.handler {
+                // What the kernel was not told.
+                before.mask |= kept.mask & OURS;
             }
         }
         if let Some(action) = wanted
             && own
         {
             *kept = action;
+            if is_ours(signal) && action.handler == libc::SIG_IGN {
+                blocked::discard(signal);
+            }
         }
     }
     if old != 0 && !poke(old, before) {

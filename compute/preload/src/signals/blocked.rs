@@ -14,7 +14,8 @@
 //! not. One that comes before would be kept while the thread goes to sleep. So the last look at what
 //! is kept and the call are one piece of assembly ([`farmem_await`]), and the handler of a signal
 //! that came in it has it begin again. The thread is noted as waiting there alone: not in a handler
-//! of the program's, which may leave the wait by a jump.
+//! of the program's, which may leave the wait by a jump. Calls that wait with a mask of their own
+//! wait so for what that lets in ([`super::waiting`]).
 //!
 //! *From thread to thread.* What `kill` has sent cannot be sent on as it came: the kernel refuses
 //! its code, and with that of `pthread_kill` it would stay with a thread that waits no more. So it
@@ -26,7 +27,7 @@
 
 use super::frame::{RIP_AT, RSP_AT, read};
 use super::kernel::OURS;
-use super::open;
+use super::{open, waiting};
 use crate::call::Call;
 use crate::gate::GATE;
 use crate::guard::peek::{BAD_ADDRESS, peek, poke};
@@ -54,7 +55,8 @@ const MOVED: i32 = -0x4641;
 const KEPT: isize = isize::MAX;
 
 core::arch::global_asm!(
-    // rdi: the thread's record. rsi: a mask of what it waits for. rdx: four arguments of the call.
+    // rdi: the thread's record. rsi: a mask of what it waits for. rdx: the call's arguments and
+    // its number.
     ".globl farmem_await",
     ".hidden farmem_await",
     ".type farmem_await,@function",
@@ -73,9 +75,7 @@ core::arch::global_asm!(
     "or rax, [rdi + {own}]",
     "test rax, rsi", "jnz 2f",
     "mov rdi, [rcx]", "mov rsi, [rcx + 8]", "mov rdx, [rcx + 16]", "mov r10, [rcx + 24]",
-    "xor r8d, r8d",
-    "xor r9d, r9d",
-    "mov eax, {nr}",
+    "mov r8, [rcx + 32]", "mov r9, [rcx + 40]", "mov rax, [rcx + 48]",
     "call rbx",
     ".globl farmem_await_called",
     ".hidden farmem_await_called",
@@ -93,14 +93,13 @@ core::arch::global_asm!(
     awaits = const offset_of!(Record, awaits),
     own = const offset_of!(Record, pending),
     pending = sym PENDING,
-    nr = const libc::SYS_rt_sigtimedwait,
     gate = const GATE + GATE_PROGRAM,
     kept = const KEPT,
 );
 
 // SAFETY: defined by the assembly above: a function, and places in it that are never called.
 unsafe extern "C" {
-    fn farmem_await(record: *const (), wanted: usize, args: *const [usize; 4]) -> isize;
+    fn farmem_await(record: *const (), wanted: usize, call: *const [usize; 7]) -> isize;
     fn farmem_await_looks();
     fn farmem_await_called();
     fn farmem_await_over();
@@ -135,7 +134,7 @@ fn take_of_process(signal: i32) -> Option<Info> {
 }
 
 /// Takes one that the thread may have.
-fn take(record: &Record, wanted: usize) -> Option<(i32, Info)> {
+pub fn take(record: &Record, wanted: usize) -> Option<(i32, Info)> {
     SIGNALS.into_iter().filter(|&signal| wanted & bit(signal) != 0).find_map(|signal| {
         if record.pending.fetch_and(!bit(signal), Ordering::Relaxed) & bit(signal) != 0 {
             return Some((signal, by_thread(signal)));
@@ -197,6 +196,10 @@ pub unsafe fn interrupted(record: &Record, context: usize) {
 pub unsafe fn came(record: &Record, signal: i32, code: i32, info: usize, context: usize) {
     // SAFETY: the caller's.
     let in_wait = unsafe { begins_again(context) };
+    // SAFETY: the caller's.
+    if unsafe { waiting::has_ended(record, context) } {
+        record.wait.note_kept();
+    }
     if code == libc::SI_TKILL {
         record.pending.fetch_or(bit(signal), Ordering::Relaxed);
         return;
@@ -208,7 +211,7 @@ pub unsafe fn came(record: &Record, signal: i32, code: i32, info: usize, context
     }
     let takes: [fn(&Record, usize) -> bool; 2] = [
         |other, bit| other.awaits.load(Ordering::SeqCst) & bit != 0,
-        |other, bit| other.hidden.load(Ordering::Relaxed) & bit == 0,
+        |other, bit| other.hidden.load(Ordering::Relaxed) & bit == 0 && !other.wait.holds_back(bit),
     ];
     let Some(other) = takes.iter().find_map(|takes| threads::other(record, |other| takes(other, bit(signal)))) else {
         return;
@@ -243,14 +246,53 @@ unsafe fn begins_again(context: usize) -> bool {
     true
 }
 
+fn due(record: &Record, hidden: usize) -> usize {
+    !hidden & (record.pending.load(Ordering::Relaxed) | PENDING.load(Ordering::SeqCst))
+}
+
+/// Whether something is kept that the thread does not have blocked.
+pub fn is_due(record: &Record) -> bool {
+    due(record, record.hidden.load(Ordering::Relaxed)) != 0
+}
+
+/// Sends one of each to the calling thread, in which the kernel has all blocked. (Of two it would
+/// make one. The other is due when the first one's handler returns.)
+pub fn send_due(record: &Record) {
+    let due = due(record, record.hidden.load(Ordering::Relaxed));
+    for signal in SIGNALS.into_iter().filter(|&signal| due & bit(signal) != 0) {
+        if let Some((signal, info)) = take(record, bit(signal)) {
+            open::send(signal, &info);
+        }
+    }
+}
+
 /// Sends the calling thread what was kept, of what it does not have blocked any more.
 pub fn send_kept(hidden: u64) {
-    let due = !hidden as usize & (threads::current().pending.load(Ordering::Relaxed) | PENDING.load(Ordering::SeqCst));
+    let due = due(threads::current(), hidden as usize);
     for signal in SIGNALS.into_iter().filter(|&signal| due & bit(signal) != 0) {
         while let Some((signal, info)) = take(threads::current(), bit(signal)) {
             open::send(signal, &info);
         }
     }
+}
+
+/// Makes a call that waits for such signals as well. The thread's record has them as `awaits`, which
+/// the caller clears. `None`: one of them is kept, or a handler came before the call, which was not
+/// made. The call's memory is there.
+pub fn wait_by(record: &Record, wanted: usize, call: &Call) -> Option<isize> {
+    let [a, b, c, d, e, f] = call.args;
+    let call = [a, b, c, d, e, f, call.nr as usize];
+    // SAFETY: a live record and live words; the program's call, as by `issue`.
+    let came = unsafe { farmem_await(std::ptr::from_ref(record).cast(), wanted, &raw const call) };
+    (came != KEPT).then_some(came)
+}
+
+/// The program ignores a signal from now on: none is kept any more, as in the kernel's queues.
+pub fn discard(signal: i32) {
+    PENDING.fetch_and(!bit(signal), Ordering::SeqCst);
+    threads::each(|record| {
+        record.pending.fetch_and(!bit(signal), Ordering::Relaxed);
+    });
 }
 
 /// rt_sigtimedwait of the program's.
@@ -266,16 +308,13 @@ pub fn rt_sigtimedwait(call: &Call) -> isize {
     let Some(timeout) = timeout else { return BAD_ADDRESS };
     let mut info: Info = [0; _];
     let timeout_at = if timeout_at == 0 { 0 } else { timeout.as_ptr() as usize };
-    let args = [&raw const set as usize, info.as_mut_ptr() as usize, timeout_at, 8];
+    let args = [&raw const set as usize, info.as_mut_ptr() as usize, timeout_at, 8, 0, 0];
+    let waits = Call { args, ..*call };
     let (record, wanted) = (threads::current(), (set & OURS) as usize);
     let came = loop {
-        // SAFETY: a live record and live words, and arguments of the call that are.
-        match unsafe { farmem_await(std::ptr::from_ref(record).cast(), wanted, &raw const args) } {
-            KEPT => {}
-            came => {
-                info = with_code(info, MOVED, libc::SI_USER);
-                break came;
-            }
+        if let Some(came) = wait_by(record, wanted, &waits) {
+            info = with_code(info, MOVED, libc::SI_USER);
+            break came;
         }
         if let Some((signal, kept)) = take(record, wanted) {
             info = kept;

@@ -23,7 +23,7 @@ use super::frame::{
 };
 use super::kernel::{ALL, KernelAction, OURS};
 use super::view::{self, View};
-use super::{actions, blocked, masks, open, resume, stacks};
+use super::{actions, blocked, masks, open, resume, stacks, waiting};
 use crate::gate::{AFTER_THREAD, GATE, RETURN};
 use crate::near_stack;
 use crate::threads::{self, Record};
@@ -116,7 +116,7 @@ core::arch::global_asm!(
     "farmem_at 7, {regs}+15*8",
     "farmem_at 16, {regs}+16*8",
     "nop",
-    // A handler on a near stack may have changed the mask in its frame ([`masks::returns_with`]), or
+    // A handler on a near stack may have changed the mask in its frame ([`masks::returns_by`]), or
     // its own; if the runtime's signals are in neither, the kernel can have the frame as it is.
     ".globl farmem_leave_plainly",
     ".hidden farmem_leave_plainly",
@@ -134,7 +134,7 @@ core::arch::global_asm!(
     ".hidden farmem_leave_in_place",
     ".type farmem_leave_in_place,@function",
     "farmem_leave_in_place:",
-    "lea r12, [rip + {restore_mask}]",
+    "lea r12, [rip + {stays}]",
     "jmp 3f",
     "nop",
     // … one whose stack has disarmed itself …
@@ -174,8 +174,15 @@ core::arch::global_asm!(
     "lea rsp, [rsp - 8]",
     "and rsp, -16",
     "call {near}",
-    // rax: the ucontext of the frame that the kernel is to have.
+    // rax: the ucontext of the frame that the kernel is to have. From here on nothing far is
+    // touched: below it the near alternate stack is free.
     "mov rsp, rax",
+    "mov r12, rax",
+    "mov rdi, rax",
+    "lea rsp, [rsp - 8]",
+    "and rsp, -16",
+    "call {returns}",
+    "mov rsp, r12",
     "movabs rbx, {by_kernel}",
     "jmp rbx",
     ".size farmem_leave_handler, .-farmem_leave_handler",
@@ -184,7 +191,7 @@ core::arch::global_asm!(
     beside = const FRAME_BYTES - 8,
     bus = const OURS as u8,
     sys = const (OURS >> 24) as u8,
-    restore_mask = sym restore_mask,
+    stays = sym stays,
     bring_armed = sym bring_armed,
     regs = const REGISTERS_AT,
     setmask = const libc::SIG_SETMASK,
@@ -193,6 +200,7 @@ core::arch::global_asm!(
     all = sym ALL,
     gate = const GATE + GATE_THREAD,
     by_kernel = const RETURN,
+    returns = sym masks::returns_by,
     bring_near = sym bring_near,
     bring_back = sym bring_back,
     handle = sym handle,
@@ -320,8 +328,15 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         unsafe { (read(context + RSP_AT), (context as *const u8).add(MASK_AT).cast::<u64>().read()) };
     // During a call that waits with a mask of its own, the frame has the mask from before the call.
     // The handler begins with the call's mask. SAFETY: the kernel's frame.
-    let before = unsafe { masks::in_wait(record, context) }.unwrap_or(before);
+    let wait = unsafe { waiting::begin(record, context) };
+    if let Some(before) = wait.as_ref().and_then(|wait| wait.before) {
+        // SAFETY: the kernel's frame.
+        unsafe { ((context + MASK_AT) as *mut u64).write(before) };
+    }
+    let before = wait.map_or(before | record.hidden.load(Ordering::Relaxed) as u64, |wait| wait.within);
     let blocked = before | action.mask | if action.has(libc::SA_NODEFER) { 0 } else { own };
+    // The frame has what is hidden now.
+    let begins = || record.hidden.store((blocked & OURS) as usize, Ordering::Relaxed);
     // If the signal has interrupted the runtime on another stack, the program's stack is where the
     // runtime came from.
     let in_trap = record.is_alternate(interrupted);
@@ -360,6 +375,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
             if info != context + UCONTEXT_BYTES {
                 copy(info, context + UCONTEXT_BYTES, INFO_BYTES);
             }
+            begins();
             farmem_enter_handler(context - 8, action.handler, signal, mask, 0, slot)
         }
     }
@@ -378,6 +394,7 @@ pub unsafe fn deliver(signal: i32, action: &KernelAction, info: usize, context: 
         let view = if in_trap { View::PLAIN } else { View::of(record, context, signal, program) };
         lay_frame(record, context, info, top, &view, disarmed)
     };
+    begins();
     let narrower = if in_trap { record.narrower(rest) } else { 0 };
     // SAFETY: the frame is complete.
     unsafe { farmem_enter_handler(frame, action.handler, signal, mask, narrower, slot) }
@@ -455,32 +472,20 @@ struct Armed {
     calls: bool,
 }
 
-/// Takes the program's mask from the kernel's frame whose ucontext is at `context`, and leaves there
-/// what the kernel may have of it. Returns that ucontext.
-extern "C" fn restore_mask(context: usize) -> usize {
-    let mask = (context + MASK_AT) as *mut u64;
-    // SAFETY: the kernel's frame, which the program's handler kept, as it must for the kernel.
-    unsafe {
-        let left = mask.read();
-        mask.write(left & !OURS);
-        masks::returns_with(left);
-    }
+/// The frame whose ucontext is at `context` is near, in its place. Returns that.
+extern "C" fn stays(context: usize) -> usize {
     context
 }
 
 /// Copies the frame whose ucontext is at `context` to near memory. Returns the copy's ucontext.
 extern "C" fn bring_near(context: usize) -> usize {
     let frame = context - 8;
-    // Before the copy, which a handler of what is sent would overwrite. SAFETY: as below.
-    let mask = unsafe { ((context + MASK_AT) as *const u64).read() };
-    masks::returns_with(mask);
     let to = threads::current().return_area();
     // SAFETY: `deliver` made the frame and the program's handler kept it (as it must for the
     // kernel); the return area is this thread's, and large enough for any vector state of today.
     unsafe {
         let vector = read(context + VECTOR_AT);
         copy(frame, to + 8, FRAME_BYTES);
-        ((to + 16 + MASK_AT) as *mut u64).write(mask & !OURS);
         if vector != 0 {
             let at = (to + 8 + FRAME_BYTES).next_multiple_of(64);
             copy(vector, at, vector_bytes(vector).min(threads::RETURN_BYTES - 1024));

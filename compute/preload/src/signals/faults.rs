@@ -2,7 +2,7 @@
 
 use super::kernel::{KernelAction, set_action};
 use super::stacks::note_stack;
-use super::{actions, blocked, deliver, masks, open, resume};
+use super::{actions, blocked, deliver, masks, open, resume, waiting};
 use crate::process::pager;
 use crate::sites::is_runtimes;
 use crate::threads::{self, Record};
@@ -173,7 +173,9 @@ pub fn not_ours(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_v
     if sent && unsafe { open::keep(signal, info as usize, context as usize) } {
         return;
     }
-    if sent && record.hidden.load(Ordering::Relaxed) >> (signal - 1) & 1 != 0 {
+    // SAFETY: the kernel's frame, of what this signal has interrupted.
+    let hidden = unsafe { waiting::hidden(record, context as usize) };
+    if sent && hidden >> (signal - 1) & 1 != 0 {
         // SAFETY: the kernel's arguments, and the last thing done with them.
         unsafe { blocked::came(record, signal, code, info as usize, context as usize) };
         return;

@@ -32,6 +32,22 @@ impl KernelAction {
         self.handler != libc::SIG_DFL && self.handler != libc::SIG_IGN
     }
 
+    /// As the kernel keeps it: without flags that it does not know, and never with SIGKILL or
+    /// SIGSTOP blocked.
+    pub fn known(self) -> KernelAction {
+        const KNOWN: i32 = libc::SA_NOCLDSTOP
+            | libc::SA_NOCLDWAIT
+            | libc::SA_SIGINFO
+            | libc::SA_ONSTACK
+            | libc::SA_RESTART
+            | libc::SA_NODEFER
+            | libc::SA_RESETHAND
+            | SA_EXPOSE_TAGBITS;
+        const NEVER: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
+        let flags = self.flags & (KNOWN as u32 as u64 | SA_RESTORER);
+        KernelAction { flags, mask: self.mask & !NEVER, ..self }
+    }
+
     /// Whether it asks for something.
     pub fn has(&self, flag: i32) -> bool {
         self.flags & flag as u32 as u64 != 0
@@ -39,6 +55,7 @@ impl KernelAction {
 }
 
 const SA_RESTORER: u64 = 0x0400_0000;
+const SA_EXPOSE_TAGBITS: i32 = 0x800;
 
 /// A handler of the runtime's for the kernel: on the near stack, everything blocked but [`OURS`].
 pub fn own_action(handler: usize, flags: i32) -> KernelAction {

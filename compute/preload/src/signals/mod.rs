@@ -7,7 +7,8 @@
 //! program's. While a fault is served they are blocked; or they stay open, and are kept until its
 //! end ([`open`]).
 //!
-//! One that is sent while the program believes it blocked waits ([`blocked`]).
+//! One that is sent while the program believes it blocked waits ([`blocked`]); a call may wait with
+//! another mask ([`waiting`]).
 //!
 //! *Stacks.* The kernel writes a signal's frame without faulting: onto an absent page it cannot,
 //! and kills. So every thread has a near alternate stack. The runtime's handlers run on it, and so
@@ -26,6 +27,7 @@ pub mod resume;
 pub mod stacks;
 mod trapped;
 mod view;
+pub mod waiting;
 
 use crate::{confined, threads};
 use kernel::{KernelAction, own_action, set_action};
