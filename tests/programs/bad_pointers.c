@@ -53,6 +53,21 @@ int main(void) {
     say("getrandom to a hole", syscall(SYS_getrandom, m + 9 * PAGE, 10, 0));
     say("zero bytes from a hole", pwrite(fd, m + 9 * PAGE, 0, 0));
     say("huge length", syscall(SYS_read, p[0], m, -1ul));
+    /* A protection that fails at a hole holds up to there. */
+    for (int way = 0; way < 4; way++) {
+        const int rw = PROT_READ | PROT_WRITE;
+        uint8_t *half = mmap(NULL, 64 * PAGE, way & 1 ? PROT_NONE : rw, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        MUST(half != MAP_FAILED && munmap(half + 32 * PAGE, PAGE) == 0);
+        if (way & 2) MUST(mprotect(half + 8 * PAGE, PAGE, PROT_READ) == 0);
+        say("protection over a hole", mprotect(half, 64 * PAGE, way & 1 ? rw : PROT_NONE));
+        say("read before it", pread(fd, half, PAGE, 0));
+        say("up to it", pread(fd, half + 24 * PAGE, 16 * PAGE, 0));
+        say("behind it", pread(fd, half + 33 * PAGE, PAGE, 0));
+        say("write from it", pwrite(fd, half + 8 * PAGE, PAGE, 0));
+        squeeze();
+        if (way & 1) printf("nonzero %d\n", nonzero(half + 8 * PAGE, 32 * PAGE - 8 * PAGE) > 0);
+        MUST(munmap(half, 64 * PAGE) == 0);
+    }
     /* Ranges that leave the address space are refused, and nothing of them is done. */
     for (size_t at = 0; at <= PAGE; at += PAGE) {
         const size_t lengths[] = {-1ul, -PAGE, 1ul << 63, 1ul << 47, (1ul << 47) - PAGE + 1};

@@ -49,6 +49,25 @@ int main(void) {
     v = realloc(v, 600000);
     for (size_t i = 0; i < 600000 / 8; i++) bad += v[i] != mix(i);
     printf("realloc bad %zu\n", bad);
+    /* What was protected in parts shrinks to one of them, or to a place between. */
+    for (int way = 0; way < 6; way++) {
+        uint8_t *parts = far_map(2 * MIB), *whither = far_map(4 * MIB);
+        fill(parts, 2 * MIB, 7);
+        MUST(mprotect(parts + 2 * MIB - PAGE, PAGE, PROT_NONE) == 0);
+        if (way & 1) MUST(mprotect(parts + PAGE, PAGE, PROT_READ) == 0);
+        if (way & 2) MUST(munmap(parts + MIB + PAGE, PAGE) == 0);
+        squeeze();
+        errno = 0;
+        uint8_t *r = way < 4 ? mremap(parts, 2 * MIB, MIB, 0)
+                             : mremap(parts, 2 * MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, whither);
+        printf("in parts %d: %d errno %d", way, r == parts ? 0 : r == whither ? 1 : 2, errno);
+        if (r == MAP_FAILED) r = parts;
+        bad += wrong(r, MIB, 7);
+        printf(" behind %d bad %zu\n", mincore(parts + MIB, PAGE, vec), bad);
+        errno = 0;
+        r = mremap(r + PAGE, MIB - PAGE, MIB - PAGE, 0);
+        printf("as long %d errno %d\n", r == MAP_FAILED, errno);
+    }
     /* Near memory moved to far addresses stays what it is, and moves on from there. */
     uint8_t *small = far_map(8 * PAGE), *place = far_map(4 * MIB);
     fill(small, 8 * PAGE, 5);

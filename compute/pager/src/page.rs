@@ -68,6 +68,14 @@ impl<'a> Bytes<'a> {
     }
 }
 
+/// Writes zeros over a far page. The caller has pinned it for writing, in a mapping that the program
+/// may write to, and holds the lock of the mappings.
+pub(crate) fn wipe(page: PageId) {
+    // SAFETY: present and writable, by the caller's word. Other threads of the program may use it
+    // meanwhile, as they may while the kernel drops it.
+    unsafe { std::ptr::write_bytes(page.addr() as *mut u8, 0, PAGE_BYTES) };
+}
+
 /// The bytes of pages that lie behind each other.
 #[derive(Clone, Copy)]
 pub(crate) struct Pages<'a> {

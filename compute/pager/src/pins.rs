@@ -9,6 +9,7 @@
 use crate::base::Base;
 use crate::incoming::{Incoming, Served};
 use crate::local::Local;
+use crate::thread::Inside;
 use crate::word::{AtomicWord, State, Word};
 use farmem_protocol::addr::{PAGE_BYTES, PageId, is_far};
 use farmem_sys::clock;
@@ -202,6 +203,23 @@ impl Pins {
                 }
             }
             if self.incoming.serve(&mut inside, page, write, clock::ticks()) == Served::Unmapped {
+                return false;
+            }
+        }
+    }
+
+    /// Pins a page for writing that has been touched, and stays so meanwhile. False if it cannot be.
+    pub(crate) fn pin_touched(&self, inside: &mut Inside<'_>, page: PageId) -> bool {
+        let word = self.base.table.word(page);
+        loop {
+            let seen = word.load();
+            if seen.state() != State::Resident || !seen.dirty() {
+                if self.incoming.serve(inside, page, true, clock::ticks()) == Served::Unmapped {
+                    return false;
+                }
+            } else if word.pin(seen) {
+                return true;
+            } else if seen.pins() == crate::word::MAX_PINS {
                 return false;
             }
         }

@@ -122,14 +122,19 @@ impl Regions {
 
     /// Whether all of a range is mapped.
     pub fn covers(&self, start: usize, end: usize) -> bool {
+        self.first_gap(start, end).is_none()
+    }
+
+    /// The first address of a range at which nothing is mapped.
+    pub fn first_gap(&self, start: usize, end: usize) -> Option<usize> {
         let mut at = start;
         for (from, region) in self.within(start, end) {
             if from > at {
-                return false;
+                break;
             }
             at = region.end;
         }
-        at >= end
+        (at < end).then_some(at)
     }
 
     /// Unmaps a range; returns what was mapped in it.
@@ -230,6 +235,8 @@ mod tests {
                     prop_assert_eq!(regions.within(page, page + 1).first().map(|(_, r)| r.prot), prot);
                 }
                 prop_assert_eq!(regions.covers(start, end), model[start..end].iter().all(Option::is_some));
+                let gap = (start..end).find(|&page| model[page].is_none());
+                prop_assert_eq!(regions.first_gap(start, end), gap);
                 let list: Vec<_> = regions.iter().collect();
                 prop_assert!(list.windows(2).all(|w| w[0].1.end < w[1].0 || w[0].1.prot != w[1].1.prot), "joined");
             }

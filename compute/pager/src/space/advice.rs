@@ -50,7 +50,7 @@ impl Space {
         match advice {
             // (Far memory is never locked, even if `mlock` was called.)
             libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
-                self.give_up(addr, addr + len, advice)
+                self.give_up(&mut inside, addr, addr + len, advice)
             }
             libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
                 self.populate(&mut inside, addr, addr + len, advice)
@@ -66,12 +66,14 @@ impl Space {
     }
 
     /// The program gives the pages of a range up.
-    fn give_up(&self, start: usize, end: usize, advice: i32) -> isize {
+    fn give_up(&self, inside: &mut Inside<'_>, start: usize, end: usize, advice: i32) -> isize {
         let mut maps = self.base.maps.lock();
         let whole = maps.regions(start).covers(start, end);
         for (at, region) in maps.regions(start).within(start, end) {
             if region.foreign {
                 kernel::advise(at, region.end - at, advice);
+            } else if region.prot & libc::PROT_WRITE != 0 {
+                self.untouch_or_wipe(inside, at, region.end);
             } else {
                 self.untouch(at, region.end);
             }

@@ -240,14 +240,12 @@ impl Space {
         let mut space = self.base.maps.lock();
         let end = addr + len;
         let writable = prot & libc::PROT_WRITE != 0;
-        let more: u64 = space
-            .regions(addr)
-            .within(addr, end)
-            .iter()
-            .filter(|(_, r)| writable && !r.committed && !r.noreserve)
-            .map(|(s, r)| (r.end - s) as u64)
-            .sum();
-        if more > 0 && self.commit(space.committed + more).is_err() {
+        let more = |space: &mut Maps, end: usize| -> u64 {
+            let parts = space.regions(addr).within(addr, end).into_iter();
+            parts.filter(|(_, r)| writable && !r.committed && !r.noreserve).map(|(s, r)| (r.end - s) as u64).sum()
+        };
+        let all = more(&mut space, end);
+        if all > 0 && self.commit(space.committed + all).is_err() {
             return ENOMEM;
         }
         // Eviction reads pages in user mode. Its lock shows that it reads none of these now. The
@@ -262,14 +260,20 @@ impl Space {
         let reading = evictor.is_some().then(|| self.changes.reading.lock());
         let ret = kernel::protect(addr, len, prot);
         if ret < 0 && evictor.is_some() {
-            // The kernel has changed some of the range, and does not say how much. So the regions
-            // cannot say which pages are unreadable.
+            // The kernel has changed some of the range, and does not say how much, if it was not
+            // stopped by a hole. So the regions cannot say which pages are unreadable.
             self.base.table.mark_unreadable_untouched(first, last);
         }
         drop((reading, evictor));
-        if ret == 0 {
-            space.committed += more;
-            space.regions(addr).change(addr, end, |r| {
+        let changed = match ret {
+            0 => end,
+            // It has changed what lies before the first hole.
+            ENOMEM => space.regions(addr).first_gap(addr, end).unwrap_or(addr),
+            _ => addr,
+        };
+        if changed > addr {
+            space.committed += more(&mut space, changed);
+            space.regions(addr).change(addr, changed, |r| {
                 r.prot = prot;
                 r.committed |= writable && !r.noreserve;
             });

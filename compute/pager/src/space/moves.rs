@@ -36,17 +36,23 @@ impl Space {
         let _signals = SignalsBlocked::new();
         let _inside = self.base.threads.enter();
         let mut space = self.base.maps.lock();
-        let parts = space.regions(old).within(old, old + old_len);
-        // The kernel's rule: the range must lie in one mapping.
-        let &[(_, mut kind)] = parts.as_slice() else { return EFAULT };
-        if kind.end != old + old_len || parts[0].0 != old || kind.foreign {
-            return EFAULT;
-        }
         if !fixed && new_len <= old_len {
+            // The kernel's rule: something must be mapped at its beginning.
+            if space.regions(old).is_free(old, PAGE_BYTES) {
+                return EFAULT;
+            }
             if new_len < old_len {
                 self.take_away(&mut space, old + new_len, old + old_len);
             }
             return old as isize;
+        }
+        // What is not to go must lie in one mapping. (From 6.17 on the kernel moves several, if each
+        // stays as long.)
+        let kept = old_len.min(new_len);
+        let parts = space.regions(old).within(old, old + kept);
+        let &[(_, mut kind)] = parts.as_slice() else { return EFAULT };
+        if kind.end != old + kept || parts[0].0 != old || kind.foreign {
+            return EFAULT;
         }
         let growth = new_len.saturating_sub(old_len);
         if kind.committed && growth > 0 && self.commit(space.committed + growth as u64).is_err() {
@@ -80,7 +86,6 @@ impl Space {
                 None => return ENOMEM,
             }
         };
-        let kept = old_len.min(new_len);
         if kept < old_len {
             self.take_away(&mut space, old + kept, old + old_len);
         }

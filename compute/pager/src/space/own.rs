@@ -4,7 +4,9 @@ use super::Space;
 use crate::kernel;
 use crate::maps::regions::Region;
 use crate::maps::{Maps, pages};
+use crate::page::wipe;
 use crate::table::Pattern;
+use crate::thread::Inside;
 use crate::word::{AtomicWord, State, Word};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, PageId};
 use std::sync::atomic::Ordering;
@@ -105,12 +107,22 @@ impl Space {
     /// Makes every touched page of a range the caller's, and frees what it holds but the kernel's
     /// page. The caller drops those, then calls [`Space::disown`].
     pub(crate) fn claim(&self, start: usize, end: usize) -> Vec<PageId> {
+        self.claim_by(start, end, |page, word| self.own(page, word))
+    }
+
+    /// [`Space::claim`] of the pages that `own` makes the caller's.
+    fn claim_by(
+        &self,
+        start: usize,
+        end: usize,
+        mut own: impl FnMut(PageId, &AtomicWord) -> Option<Word>,
+    ) -> Vec<PageId> {
         let (first, last) = pages(start, end);
         let mut slots: Vec<FarSlot> = Vec::new();
         let mut resident = Vec::new();
         let mut claimed = Vec::new();
         self.base.table.walk(first, last, |page, word| {
-            let Some(seen) = self.own(page, word) else { return };
+            let Some(seen) = own(page, word) else { return };
             claimed.push(page);
             match seen.state() {
                 State::Staged => {
@@ -149,10 +161,49 @@ impl Space {
     /// Makes every page of a range of ours untouched again.
     pub(super) fn untouch(&self, start: usize, end: usize) {
         let claimed = self.claim(start, end);
+        self.drop_claimed(&claimed);
+    }
+
+    /// [`Space::untouch`] of a range that the program may write to, but for pages that calls under
+    /// way have pinned: the kernel would not find them. They get zeros in their place. The caller
+    /// holds the lock of the mappings.
+    pub(super) fn untouch_or_wipe(&self, inside: &mut Inside<'_>, start: usize, end: usize) {
+        let mut pinned = Vec::new();
+        let claimed = self.claim_by(start, end, |page, word| {
+            let is_pinned = |seen: Word| seen.state() == State::Resident && seen.pins() > 0;
+            let mut rounds = 0;
+            loop {
+                let seen = word.load();
+                match seen.state() {
+                    State::Untouched => return None,
+                    State::Busy | State::Leaving => {
+                        rounds += 1;
+                        self.base.wait_for_owner(rounds);
+                    }
+                    _ if is_pinned(seen) => {
+                        pinned.push(page);
+                        return None;
+                    }
+                    _ if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) => return Some(seen),
+                    _ => {}
+                }
+            }
+        });
+        self.drop_claimed(&claimed);
+        for page in pinned {
+            // It is touched, and stays so while the lock is held: this takes no lock of mappings.
+            if self.pins.pin_touched(inside, page) {
+                wipe(page);
+                self.pins.unpin(page.addr(), PAGE_BYTES);
+            }
+        }
+    }
+
+    fn drop_claimed(&self, claimed: &[PageId]) {
         // Only what was claimed: another thread's first touches beside it stay.
         for run in claimed.chunk_by(|a, b| b.0 == a.0 + 1) {
             let _ = kernel::discard(run[0].addr(), run.len() * PAGE_BYTES);
         }
-        self.disown(&claimed);
+        self.disown(claimed);
     }
 }
