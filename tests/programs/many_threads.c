@@ -28,19 +28,22 @@ static void *waits(void *arg) {
 
 static void *passes(void *arg) { return (void *)(uintptr_t)!right((uintptr_t)arg); }
 
-/* Stacks in shared memory, which stays near, one behind the other. */
+/* Stacks in shared memory, which stays near, one behind the other; or in far memory. */
+static int far;
 static void stack(pthread_attr_t *attr, size_t i) {
     static uint8_t *stacks;
     size_t all = (size_t)(2 * at_once) * STACK;
     if (!stacks) {
-        stacks = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        const int kind = far ? MAP_PRIVATE : MAP_SHARED;
+        stacks = mmap(NULL, all, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         MUST(stacks != MAP_FAILED);
     }
     MUST(pthread_attr_setstack(attr, stacks + i * STACK, STACK) == 0);
 }
 
 int main(int argc, char **argv) {
-    MUST(argc == 2);
+    MUST(argc >= 2);
+    far = argc > 2;
     at_once = atoi(argv[1]);
     MUST(at_once > 0 && at_once <= MOST);
     shared = far_map(PAGES * PAGE);

@@ -273,6 +273,19 @@ fn many_threads() -> Result<()> {
     Ok(())
 }
 
+/// More of them wait in calls at once, on stacks in far memory, than the runtime once had stacks for.
+#[test]
+fn many_threads_on_far_stacks() -> Result<()> {
+    let mut program = Command::new(compile::c("many_threads", &[])?);
+    program.args(["300", "far"]);
+    let native = process::run(copy(&program), LIMIT)?.success()?;
+    for way in &WAYS[..2] {
+        let (far, stats) = far_run(&program, &Far::local("4M").with(way), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("{way:?}; {stats}")))?;
+    }
+    Ok(())
+}
+
 /// In shared memory more of them than the pager has contexts; over tcp more than a node has queue
 /// pairs for one program.
 #[test]

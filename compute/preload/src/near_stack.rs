@@ -12,8 +12,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Near stacks in the pool.
-pub const STACKS: usize = 256;
+/// Near stacks in the pool: one for each call that begins on a far stack and is under way. A call that
+/// finds none waits for one, and calls that wait for each other need theirs at once. Only addresses
+/// are taken in advance, 512 MiB.
+pub const STACKS: usize = 4096;
 const SHIFT: usize = 17;
 static USED: [AtomicU32; STACKS / 32] = [const { AtomicU32::new(0) }; STACKS / 32];
 static mut BASE: usize = 0;
@@ -35,7 +37,9 @@ core::arch::global_asm!(
     "3:",
     "lea edx, [rbx + 1]", "shl rdx, {shift}",
     "add rdx, qword ptr [rip + {base}]",
+    "bt dword ptr [rcx], ebx", "jc 5f",
     "lock bts dword ptr [rcx], ebx", "jnc 4f",
+    "5:",
     // Left by a jump? What is free has a zero there, and so has one that somebody has just taken.
     "cmp qword ptr [rdx - 8], rsp", "je 4f",
     "inc ebx", "and ebx, {last}", "pause", "jmp 3b",
