@@ -2,13 +2,38 @@
  * survive, or not show, and their numbers must not be in the program's way. */
 #include "case.h"
 #include <dirent.h>
+#include <poll.h>
+#include <sched.h>
 #include <sys/resource.h>
+#ifndef CLOSE_RANGE_UNSHARE
+#define CLOSE_RANGE_UNSHARE 2
+#endif
 
 static uint8_t *m;
 static void check(const char *what) {
     squeeze();
     printf("%s: wrong %zu\n", what, wrong(m, 16 * MIB, 2));
 }
+
+/* A table of descriptors of the program's own: what it closes there is closed for good. */
+static void own_table(void) {
+    for (int way = 0; way < 4; way++) {
+        int ends[2], r;
+        MUST(pipe(ends) == 0);
+        if (way < 2) {
+            r = unshare(CLONE_FILES | (way ? CLONE_FS : 0));
+            close(ends[1]);
+        } else
+            r = close_range(ends[1], way == 2 ? (unsigned)ends[1] : ~0u, CLOSE_RANGE_UNSHARE);
+        struct pollfd one = {ends[0], POLLIN, 0};
+        int ready = poll(&one, 1, 3000);
+        printf("own table %d: %d, ready %d %x, there %d\n", way, r, ready, one.revents, fcntl(ends[1], F_GETFD));
+        close(ends[0]);
+        check("with it");
+    }
+}
+
+static void *ends_at_once(void *unused) { return unused; }
 
 int main(void) {
     m = far_map(16 * MIB);
@@ -23,6 +48,11 @@ int main(void) {
     for (int fd = 3; fd < 600; fd++) dup2(1, fd);
     check("dup2 over");
     closefrom(3);
+    own_table();
+    /* One thread again. */
+    pthread_t other;
+    MUST(pthread_create(&other, NULL, ends_at_once, NULL) == 0 && pthread_join(other, NULL) == 0);
+    own_table();
     struct rlimit few = {64, 64};
     setrlimit(RLIMIT_NOFILE, &few);
     check("few descriptors");

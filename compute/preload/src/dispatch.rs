@@ -13,7 +13,7 @@ use crate::{confined, counted, exec, fork, guard, hidden, limits, mappings, near
 use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
 use farmem_sys::members;
-use farmem_sys::raw::{SignalsBlocked, syscall, syscall_for_program};
+use farmem_sys::raw::{SignalsBlocked, sleep_ns, syscall, syscall_for_program};
 use std::sync::atomic::Ordering;
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
@@ -154,7 +154,24 @@ fn pinned_for_good(call: &Call) -> isize {
 
 /// unshare and setns. Children may share this memory and number processes differently.
 fn leave_namespaces(call: &Call) -> isize {
+/// Whether the program has no other thread. The kernel may still count one that has just been waited
+/// for.
+fn is_alone() -> bool {
+    let tries = 5;
+    let only_one = |nth| {
+        if nth > 0 {
+            sleep_ns(1_000_000);
+        }
+        threads::is_only_one()
+    };
+    confined::alone().unwrap_or_else(|| (0..tries).any(only_one))
+}
+
     let flags = match (call.nr, call.args[1]) {
+///
+/// A table of descriptors of the calling thread's own is the one that it has, if the program has no
+/// other thread. With another table than the runtime's threads use, these would keep open what the
+/// program closes, and find closed what the runtime opens here.
         (libc::SYS_unshare, _) => call.args[0],
         // Of whatever kind the descriptor's namespace is.
         (_, 0) => usize::MAX,
@@ -162,8 +179,16 @@ fn leave_namespaces(call: &Call) -> isize {
     };
     if flags & libc::CLONE_NEWPID as usize != 0 {
         members::count_elsewhere();
+    let mut made = *call;
+    let own_table = libc::CLONE_FILES as usize;
+    if call.nr == libc::SYS_unshare && flags & own_table != 0 && is_this_process() {
+        if !is_alone() {
+            return EINVAL;
+        }
+        made.args[0] = flags & !own_table;
     }
-    issue(call)
+    }
+    issue(&made)
 }
 
 /// Ends the process, and tells its nodes first. Otherwise they would keep its memory for its grace.
@@ -214,8 +239,16 @@ fn end(call: &Call) -> isize {
     issue(call)
 }
 
-/// close_range, around the runtime's own descriptors.
-fn close_range(first: u32, last: u32, flags: usize) -> isize {
+/// close_range, around the runtime's own descriptors. As for [`leave_namespaces`], a table of the
+/// caller's own is the one that it has.
+fn close_range(first: u32, last: u32, mut flags: usize) -> isize {
+    let own_table = libc::CLOSE_RANGE_UNSHARE as usize;
+    if flags & own_table != 0 && is_this_process() {
+        if !is_alone() {
+            return EINVAL;
+        }
+        flags &= !own_table;
+    }
     let mut from = first;
     for own in farmem_sys::descriptors::own_fds() {
         let own = own as u32;
