@@ -83,6 +83,12 @@ int main(void) {
     TOLD("futex_waitv", syscall(449, one, 1, 0, NULL, 0));
     TOLD("futex_waitv, near", syscall(449, &near_one, 1, 0, NULL, 0));
 
+    /* A pair that lies near, and names words that are away. */
+    struct {
+        uint64_t value, word, flags;
+    } pair[2] = {{7, (uint64_t)word, 2 | 128}, {0, (uint64_t)(word + MIB / 2), 2 | 128}};
+    TOLD("futex_requeue, near", syscall(456, pair, 0, 0, 0));
+
     /* Whether memory is there at all, as those ask who look before they read. */
     char *hole = far_map(4 * MIB);
     MUST(munmap(hole + MIB, MIB) == 0);

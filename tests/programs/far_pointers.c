@@ -76,6 +76,26 @@ int main(int argc, char **argv) {
         printf("%s %s\n", barred, fixed);
     }
 
+    /* Vectors that cannot be read, or not to their end, where the path is far. */
+    {
+        char *path = strcpy(s + 9 * PAGE, "/bin/echo"), *nowhere = strcpy(s + 11 * PAGE, "/nowhere");
+        char **endless = mmap(NULL, 64 * PAGE, rw, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        MUST(endless != MAP_FAILED && munmap(endless + 63 * PAGE / 8, PAGE) == 0);
+        char **last = endless + 63 * PAGE / 8 - 2;
+        last[0] = last[1] = path;
+        squeeze();
+        extern char **environ;
+        char **volatile none = (char **)8;
+        SAY(execve(path, none, environ));
+        SAY(execve(path, argv, none));
+        SAY(execve(path, last, environ));
+        SAY(execve(path, argv, last));
+        SAY(execve(path, endless + 63 * PAGE / 8, environ));
+        SAY(execve(nowhere, none, environ));
+        SAY(execve(nowhere, last, environ));
+        SAY(execve("/bin/echo", last, NULL));
+    }
+
     char **words = (char **)(s + 8 * PAGE);
     words[0] = strcpy(s + 9 * PAGE, "/bin/echo");
     words[1] = strcpy(s + 10 * PAGE, "hello");

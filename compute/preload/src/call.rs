@@ -14,6 +14,9 @@ pub struct Call {
     pub sp: usize,
 }
 
+/// `futex_requeue`: its argument names two more words.
+const SYS_FUTEX_REQUEUE: i64 = 456;
+
 /// Numbers that need a decision even without a far argument.
 pub const ALWAYS: &[i64] = &[
     libc::SYS_mmap,
@@ -64,6 +67,7 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_prctl,
     libc::SYS_ptrace,
     libc::SYS_futex_waitv,
+    SYS_FUTEX_REQUEUE,
     libc::SYS_personality,
     libc::SYS_seccomp,
     libc::SYS_setsockopt,

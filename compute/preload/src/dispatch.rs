@@ -24,7 +24,7 @@ const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 const PR_SET_MDWE: usize = 65;
 const SYS_MSEAL: i64 = 462;
 /// `setxattrat` and `getxattrat`: their argument, near or far, is a structure that names more memory.
-const XATTRS: [i64; 2] = [463, 464];
+pub const XATTRS: [i64; 2] = [463, 464];
 
 /// Calls that are dispatched where libc's instructions are patched, and not by the filter elsewhere.
 pub fn where_patched() -> impl Iterator<Item = i64> {

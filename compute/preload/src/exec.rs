@@ -29,6 +29,9 @@ static LIBRARY_LEN: AtomicUsize = AtomicUsize::new(0);
 /// Strings and vectors of one exec at most: beyond it, the kernel is left to refuse.
 const LARGEST: usize = 16 << 20;
 
+/// An address that no program may read.
+const NOWHERE: usize = usize::MAX & !7;
+
 /// Keeps this process's own two variables; of `LD_PRELOAD` this library alone. The others in it are
 /// the program's to hand on or not. At start.
 pub fn carry(variables: Pointers) {
@@ -86,6 +89,16 @@ fn exec_carrying(call: &Call, leaves_us: bool) -> isize {
     if near_already {
         return bequeathing(call);
     }
+    if let Some(bad) = [1, 2].into_iter().find(|&i| !ends(call.args[first + i])) {
+        // The kernel is to say so, and whether anything else is wrong, the path before all.
+        let mut changed = *call;
+        changed.args[first + bad] = NOWHERE;
+        let len = path_len(path);
+        let Some(base) = scratch(len + 1) else { return -(libc::ENOMEM as isize) };
+        let Some(near_path) = (Copy { at: base, end: base + len + 1 }).text(path) else { return BAD_ADDRESS };
+        changed.args[first] = near_path;
+        return bequeathing(&changed);
+    }
     let mut size = 4096 + path_len(path);
     for at in [argv, envp] {
         for text in vector(at) {
@@ -139,6 +152,13 @@ fn without_us(call: &Call) -> (bool, Option<Note>) {
         stays_near::say_another_user();
     }
     (kept.leaves_us, Some(stays_near::note(&name[..len], kept.why)))
+}
+
+/// Whether a vector is null, or can be read to its end.
+fn ends(at: usize) -> bool {
+    // One that is longer than any may be is not looked at to its end.
+    let words = (0..LARGEST / 8).map(|i| peek::<usize>(at.wrapping_add(8 * i)));
+    at == 0 || { words }.find(|word| word.is_none_or(|text| text == 0)) != Some(None)
 }
 
 /// A NULL-terminated vector of strings, near or far; ends early where it is not mapped.

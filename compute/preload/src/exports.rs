@@ -69,7 +69,8 @@ fn clone3(call: Call) -> isize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(nr: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let mut call = Call { nr, args: [a, b, c, d, e, f], sp: near_stack::stack_pointer() };
-    let decides = |call: &Call| ALWAYS.contains(&nr) || call.args.iter().any(|&x| is_far(x)) || hidden::names(call);
+    let always = || ALWAYS.contains(&nr) || dispatch::XATTRS.contains(&nr);
+    let decides = |call: &Call| always() || call.args.iter().any(|&x| is_far(x)) || hidden::names(call);
     let decided = started() && decides(&call);
     result(match nr {
         libc::SYS_clone3 if started() => clone3(call),
