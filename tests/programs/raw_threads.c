@@ -78,6 +78,34 @@ static void forks(int depth) {
     if (status) printf("status %x\n", status);
 }
 
+/* As many thread-locals as a stack has room for, and stacks that end anywhere in a page. */
+static __thread uint8_t locals[96 << 10] = {1};
+static void *with_locals(void *unused) {
+    (void)unused;
+    uint8_t *volatile own = locals;
+    uint64_t bad = nonzero(own, sizeof locals) != 1;
+    fill(own, sizeof locals, 2);
+    bad += work(7) + wrong(own, sizeof locals, 2);
+    return (void *)(uintptr_t)bad;
+}
+
+static void on_stacks_that_end_anywhere(void) {
+    uint64_t bad = 0;
+    for (int i = 0; i < 16; i++) {
+        pthread_attr_t attr;
+        pthread_t t;
+        void *r;
+        uint8_t *stack = far_map(2 * STACK);
+        squeeze();
+        MUST(pthread_attr_init(&attr) == 0);
+        MUST(pthread_attr_setstack(&attr, stack + i * 256, STACK + (i & 8 ? PAGE : 0)) == 0);
+        MUST(pthread_create(&t, &attr, with_locals, NULL) == 0 && pthread_join(t, &r) == 0);
+        bad += (uintptr_t)r;
+        MUST(munmap(stack, 2 * STACK) == 0);
+    }
+    printf("anywhere: wrong %zu\n", (size_t)bad);
+}
+
 int main(void) {
     alarm(200);
     mem = far_map(1 << 20);
@@ -91,5 +119,6 @@ int main(void) {
         printf("wrong %zu\n", (size_t)r);
     }
     forks(1);
+    on_stacks_that_end_anywhere();
     printf("wrong %zu\n", wrong(mem, 1 << 20, 1));
 }

@@ -26,12 +26,13 @@ static int descriptors(void) {
 
 int main(int argc, char **argv) {
     alarm(250);
-    MUST(argc == 2);
+    MUST(argc >= 2);
     uintptr_t threads = atoi(argv[1]);
     mem = far_map(PAGES * PAGE);
     for (uint64_t i = 0; i < PAGES; i++) *(uint64_t *)(mem + i * PAGE) = mix(i);
-    /* Shared memory, which stays near. */
-    uint8_t *stacks = mmap(NULL, threads * STACK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    /* Shared memory, which stays near; or far memory. */
+    const int kind = argc > 2 ? MAP_PRIVATE : MAP_SHARED;
+    uint8_t *stacks = mmap(NULL, threads * STACK, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     MUST(stacks != MAP_FAILED);
     pthread_attr_t attr;
     pthread_attr_init(&attr);
@@ -44,7 +45,7 @@ int main(int argc, char **argv) {
         MUST(pthread_create(&t, &attr, passes, (void *)i) == 0);
         MUST(pthread_join(t, &r) == 0);
         bad += (uintptr_t)r;
-        MUST(madvise(stacks + i * STACK, STACK, MADV_REMOVE) == 0);
+        if (kind == MAP_SHARED) MUST(madvise(stacks + i * STACK, STACK, MADV_REMOVE) == 0);
     }
     printf("bad %zu, descriptors left %d\n", bad, descriptors() > before + 16);
 }

@@ -302,6 +302,21 @@ fn threads_in_turn() -> Result<()> {
     Ok(())
 }
 
+/// Of threads that have ended nothing stays local of their far stacks.
+#[test]
+fn threads_in_turn_on_far_stacks() -> Result<()> {
+    let mut program = Command::new(compile::c("threads_in_turn", &[])?);
+    program.args(["600", "far"]);
+    let native = process::run(copy(&program), LIMIT)?.success()?;
+    for way in WAYS {
+        let (far, stats) = far_run(&program, &Far::local("4M").with(way), LIMIT)?;
+        compare(&native, &far).map_err(|e| e.context(format!("{way:?}; {stats}")))?;
+        let peak = counter(&stats, "local_peak");
+        ensure!(peak <= (4 << 20) + (64 << 12), "{way:?}: {peak} bytes were local; {stats}");
+    }
+    Ok(())
+}
+
 /// The runtime's thread is the program's, even where a vfork child was the first to need it: somebody has to see a node
 /// go while the program sleeps.
 #[test]

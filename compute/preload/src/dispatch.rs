@@ -9,6 +9,7 @@ use crate::call::{Call, issue};
 use crate::guard::peek::peek;
 use crate::process::{is_this_process, pager};
 use crate::signals::{actions, blocked, masks, stacks, waiting};
+use crate::threads::pinned::Range;
 use crate::{confined, counted, exec, fork, guard, hidden, limits, mappings, near_stack, robust, sandbox, threads};
 use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
@@ -146,14 +147,13 @@ fn lock(at: usize, len: usize) -> isize {
 }
 
 /// A call by which the kernel learns where to write when the thread ends, or at any time. So the
-/// memory is pinned for good.
+/// memory is pinned until then, or for good.
 fn pinned_for_good(call: &Call) -> isize {
-    pager().pins.pin(call.args[0], 32, true);
+    let range = Range::pin(call.args[0], 32);
+    threads::current().pinned.named(call.nr, range);
     issue(call)
 }
 
-/// unshare and setns. Children may share this memory and number processes differently.
-fn leave_namespaces(call: &Call) -> isize {
 /// Whether the program has no other thread. The kernel may still count one that has just been waited
 /// for.
 fn is_alone() -> bool {
@@ -167,18 +167,18 @@ fn is_alone() -> bool {
     confined::alone().unwrap_or_else(|| (0..tries).any(only_one))
 }
 
-    let flags = match (call.nr, call.args[1]) {
+/// unshare and setns. Children may share this memory and number processes differently.
 ///
 /// A table of descriptors of the calling thread's own is the one that it has, if the program has no
 /// other thread. With another table than the runtime's threads use, these would keep open what the
 /// program closes, and find closed what the runtime opens here.
+fn leave_namespaces(call: &Call) -> isize {
+    let flags = match (call.nr, call.args[1]) {
         (libc::SYS_unshare, _) => call.args[0],
         // Of whatever kind the descriptor's namespace is.
         (_, 0) => usize::MAX,
         (_, kinds) => kinds,
     };
-    if flags & libc::CLONE_NEWPID as usize != 0 {
-        members::count_elsewhere();
     let mut made = *call;
     let own_table = libc::CLONE_FILES as usize;
     if call.nr == libc::SYS_unshare && flags & own_table != 0 && is_this_process() {
@@ -187,6 +187,8 @@ fn is_alone() -> bool {
         }
         made.args[0] = flags & !own_table;
     }
+    if flags & libc::CLONE_NEWPID as usize != 0 {
+        members::count_elsewhere();
     }
     issue(&made)
 }

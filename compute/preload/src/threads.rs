@@ -13,18 +13,20 @@ pub mod claim;
 pub mod create;
 mod kept;
 pub mod notes;
+pub mod pinned;
 
 pub use alternate::{ALTERNATE_BYTES, RETURN_BYTES};
 pub use kept::{Info, Kept};
 
 use claim::Claim;
 use notes::Held;
+use pinned::Pinned;
 
 use crate::near_stack;
 use crate::process::pager;
+use crate::signals::waiting::Wait;
 use farmem_pager::ending;
 use farmem_run::exit;
-use crate::signals::waiting::Wait;
 use farmem_sys::members;
 use farmem_sys::raw::{SignalsBlocked, syscall};
 use farmem_sys::sync::Lock;
@@ -122,6 +124,8 @@ pub struct Record {
     /// Notes of other calls that are under way, made by this thread or by threads that share its
     /// thread pointer.
     pub notes: Held,
+    /// What is local of its far stack.
+    pub pinned: Pinned,
     /// The lowest address that is known to belong to the thread's own stack; 0: none is known. The
     /// stack's highest address is near the thread pointer.
     stack_from: AtomicUsize,
@@ -163,6 +167,7 @@ impl Record {
             scratch_len: zero(),
             claim: Claim::new(),
             notes: Held::new(),
+            pinned: Pinned::new(),
             stack_from: zero(),
             site: zero(),
             cancelled_at: zero(),
@@ -176,12 +181,12 @@ impl Record {
         let more =
             [&self.kept.signal, &self.at_actions, &self.stack_from, &self.site, &self.cancelled_at, &self.awaits];
         fields.iter().chain(&more).for_each(|field| field.store(0, Ordering::Relaxed));
+        self.wait.forget();
     }
 
     /// Takes over what the same thread had in another record, by another thread pointer: the kernel
     /// keeps its alternate stack and its mask.
     fn take_from(&self, other: &Record) {
-        self.wait.forget();
         let fields: [fn(&Record) -> &AtomicUsize; 7] = [
             |of| &of.alternate,
             |of| &of.hidden,
@@ -344,16 +349,16 @@ pub fn other(own: &Record, is_wanted: impl Fn(&Record) -> bool) -> Option<usize>
     found.map(|record| record.number.load(Ordering::Relaxed)).filter(|&number| number != 0)
 }
 
-/// The records that ever had an owner.
-fn ever() -> impl Iterator<Item = &'static Record> {
-    EVER.iter().enumerate().flat_map(|(i, word)| {
-        let word = word.load(Ordering::Relaxed);
-        (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| &RECORDS_OF_THREADS[i * 64 + bit])
 /// Calls `act` with each thread's record.
 pub fn each(act: impl Fn(&Record)) {
     ever().filter(|record| record.owner.load(Ordering::Relaxed) > GIVEN_BACK).for_each(act);
 }
 
+/// The records that ever had an owner.
+fn ever() -> impl Iterator<Item = &'static Record> {
+    EVER.iter().enumerate().flat_map(|(i, word)| {
+        let word = word.load(Ordering::Relaxed);
+        (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| &RECORDS_OF_THREADS[i * 64 + bit])
     })
 }
 
@@ -421,6 +426,7 @@ pub fn end() {
         from => from.min(tp),
     };
     record.notes.end(|at| record.is_alternate(at), from..tp);
+    record.pinned.end(own_number(), tp);
     near_stack::abandon(record.cancelled_at.swap(0, Ordering::Relaxed));
     pager().house.thread_is_gone();
     let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
@@ -462,6 +468,8 @@ pub fn forget_in_child(forker: &Record) {
     // may have been changing its notes.
     own.notes.forget();
     forker.notes.forget();
+    own.pinned.forget();
+    pinned::forget_left();
     // The interrupted stack is free in the child, or already another's ([`near_stack::forget_in_child`]).
     own.cancelled_at.store(0, Ordering::Relaxed);
     if OWNED.load(Ordering::Relaxed) == 1 {
@@ -471,6 +479,7 @@ pub fn forget_in_child(forker: &Record) {
     for record in ever() {
         if !std::ptr::eq(record, own) && record.owner.load(Ordering::Relaxed) > GIVEN_BACK {
             record.notes.forget();
+            record.pinned.forget();
             give_back(record, &signals);
         }
     }

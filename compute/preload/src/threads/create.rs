@@ -1,5 +1,6 @@
 //! `pthread_create`: a thread of the program's is ready for faults before it runs anything.
 
+use super::pinned::{self, Range};
 use super::{OWNED, RECORDS, begin, current, has_stack};
 use crate::near_stack;
 use crate::process::{pager, started};
@@ -16,6 +17,8 @@ pub struct Start {
     hidden: usize,
     /// Bytes of its stack. 0: not known.
     stack: usize,
+    /// What is pinned of that.
+    pinned: Range,
 }
 
 /// The values that `thread_begin` hands to the assembly, in rax and rdx.
@@ -52,6 +55,7 @@ unsafe extern "C" fn thread_begin(start: *mut Start) -> Go {
     let start = *unsafe { Box::from_raw(start) };
     begin(start.hidden);
     has_stack(start.stack);
+    current().pinned.stack(start.pinned);
     drop(blocked);
     // libc has set the thread's mask by a call of its own, which may not be among the patched.
     masks::open();
@@ -64,6 +68,9 @@ pub type Create =
 
 static REAL_CREATE: AtomicUsize = AtomicUsize::new(0);
 static REAL_DEFAULT: AtomicUsize = AtomicUsize::new(0);
+/// The dynamic loader's function that tells how much of a stack goes to thread-locals and the control
+/// block.
+static TLS_INFO: AtomicUsize = AtomicUsize::new(0);
 
 /// Looks libc's function up, before any hook runs.
 pub fn resolve() {
@@ -71,7 +78,10 @@ pub fn resolve() {
     let at = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
     // SAFETY: as above.
     let default = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_getattr_default_np".as_ptr()) };
+    // SAFETY: as above.
+    let info = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_get_tls_static_info".as_ptr()) };
     REAL_DEFAULT.store(default as usize, Ordering::Relaxed);
+    TLS_INFO.store(info as usize, Ordering::Relaxed);
     REAL_CREATE.store(at as usize, Ordering::Release);
 }
 
@@ -132,17 +142,19 @@ pub unsafe fn thread(
     }
     // SAFETY: the caller's arguments.
     let stack = unsafe { stack_bytes(attributes) };
+    let mut job =
+        Pinning { attributes: attributes as usize, own: near_stack::stack_pointer(), new: Range::NONE, failed: false };
+    // On a near stack: pinning the stack one stands on would be a fault inside the pager.
+    near_stack::call(pin_far_stacks, &mut job);
     let start = {
         let _signals = SignalsBlocked::new();
         let hidden = current().hidden.load(Ordering::Relaxed);
-        Box::into_raw(Box::new(Start { routine, argument: argument as usize, hidden, stack }))
+        Box::into_raw(Box::new(Start { routine, argument: argument as usize, hidden, stack, pinned: job.new }))
     };
-    let mut job = Pinning { attributes: attributes as usize, stack: near_stack::stack_pointer() };
-    // On a near stack: pinning the stack one stands on would be a fault inside the pager.
-    near_stack::call(pin_far_stacks, &mut job);
     // SAFETY: the caller's arguments but for the routine, which passes control on to the program's.
     let ret = unsafe { real(thread, attributes, farmem_thread_start as *const () as usize, start.cast()) };
-    near_stack::call(unpin_own_stack, &mut job);
+    job.failed = ret != 0;
+    near_stack::call(unpin_stacks, &mut job);
     masks::open();
     if ret != 0 {
         let _signals = SignalsBlocked::new();
@@ -154,34 +166,59 @@ pub unsafe fn thread(
 
 struct Pinning {
     attributes: usize,
-    stack: usize,
+    /// An address on the caller's stack.
+    own: usize,
+    /// What is pinned of the new thread's.
+    new: Range,
+    /// There is no new thread.
+    failed: bool,
 }
 
 /// Room that libc's `pthread_create` takes of its caller's stack, generously.
 const CREATE_DEPTH: usize = 16 << 10;
-/// The part of a far thread stack that is kept local: the thread's control block, in which the
-/// kernel writes when the thread ends, and its first frames, before it has an alternate stack.
-const TOP_OF_STACK: usize = 64 << 10;
+/// Room for a thread's first frames, before it has an alternate stack.
+const FIRST_FRAMES: usize = 16 << 10;
+
+/// The part of a far thread stack that is kept local: the thread's control block, in which the kernel
+/// writes when the thread ends, its thread-locals, and its first frames.
+fn top_of_stack() -> usize {
+    let info = TLS_INFO.load(Ordering::Relaxed);
+    // More than most programs have.
+    let (mut size, mut align) = (48 << 10, 64);
+    if info != 0 {
+        // SAFETY: libc's function of that name has this type. (Sanitizers call it, too.)
+        unsafe {
+            std::mem::transmute::<usize, unsafe extern "C" fn(*mut usize, *mut usize)>(info)(&mut size, &mut align);
+        }
+    }
+    // The block is aligned within what it is given.
+    size + align + FIRST_FRAMES
+}
 
 /// `clone3` reads its arguments from the caller's stack, and the new thread starts on its own:
 /// where either is far, it must be there.
 extern "C" fn pin_far_stacks(job: &mut Pinning) {
-    if is_far(job.stack) {
-        pager().pins.pin(job.stack - CREATE_DEPTH, CREATE_DEPTH, true);
+    if is_far(job.own) {
+        pager().pins.pin(job.own - CREATE_DEPTH, CREATE_DEPTH, true);
     }
     if job.attributes != 0 {
         let (mut at, mut size) = (std::ptr::null_mut(), 0);
         // SAFETY: the program's attributes, as it gave them to libc.
         unsafe { libc::pthread_attr_getstack(job.attributes as *const _, &mut at, &mut size) };
-        let (at, top) = (at as usize, size.min(TOP_OF_STACK));
+        let at = at as usize;
         if is_far(at) {
-            pager().pins.pin(at + size - top, top, true);
+            pinned::unpin_left();
+            let top = size.min(top_of_stack());
+            job.new = Range::pin(at + size - top, top);
         }
     }
 }
 
-extern "C" fn unpin_own_stack(job: &mut Pinning) {
-    if is_far(job.stack) {
-        pager().pins.unpin(job.stack - CREATE_DEPTH, CREATE_DEPTH);
+extern "C" fn unpin_stacks(job: &mut Pinning) {
+    if is_far(job.own) {
+        pager().pins.unpin(job.own - CREATE_DEPTH, CREATE_DEPTH);
+    }
+    if job.failed {
+        job.new.unpin();
     }
 }
