@@ -1,5 +1,6 @@
 //! The binary under test, runs of it, and nodes.
 
+use std::ffi::{OsStr, OsString};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -146,11 +147,22 @@ impl Node {
 
     /// Starts a node at a stated TCP address.
     pub fn start_at(tcp: SocketAddr, lend: &str, options: &[&str]) -> Result<Node> {
+        Node::of(tcp, lend, "--open".as_ref(), options)
+    }
+
+    /// Starts a node that asks for tokens of a store.
+    pub fn guarded(lend: &str, store: &Path) -> Result<Node> {
+        let mut tokens = OsString::from("--tokens=");
+        tokens.push(store);
+        Node::of(free_port()?, lend, &tokens, &[])
+    }
+
+    fn of(tcp: SocketAddr, lend: &str, who: &OsStr, options: &[&str]) -> Result<Node> {
         let dir = process::TempDir::new("node")?;
         let unix = dir.path().join("node.sock");
         let metrics = free_port()?;
         let mut command = Command::new(binary());
-        command.args(["node", "--open", "--lend", lend, "--listen", &tcp.to_string()]);
+        command.arg("node").arg(who).args(["--lend", lend, "--listen", &tcp.to_string()]);
         command.arg("--listen").arg(format!("unix:{}", unix.display()));
         command.args(["--metrics", &metrics.to_string()]).args(options);
         // A node under nohup does not end with its terminal; tests begun by it are to see the same node.

@@ -11,6 +11,7 @@
 //! | `nodes.rs` | the node's own ends, its other clients, its idleness |
 //! | `mirror.rs` | two copies of far memory, of which one is lost |
 //! | `sealed.rs` | nodes that are not trusted |
+//! | `nonces.rs` | whether a key seals two things under one number |
 //! | `parity.rs` | parity over several nodes, of which one or two are lost |
 //! | `controllers.rs` | controllers and their etcd die under a rack |
 //!
@@ -26,12 +27,14 @@ mod lost;
 mod memory;
 mod mirror;
 mod nodes;
+mod nonces;
 mod parity;
 mod programs;
 mod proxy;
 mod sealed;
 mod silent;
 mod start;
+mod thief;
 
 use std::process::Command;
 use std::time::{Duration, Instant};
