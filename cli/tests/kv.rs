@@ -398,6 +398,19 @@ fn a_front_end_says_who_may_come() {
         assert!(browser.ask(line).starts_with("-ERR this is no web server"));
         assert_eq!(browser.ask("PING"), "");
     }
+    // A TLS greeting whose ticket has a command, and a TURN request whose user's name has one. A page chooses both, and
+    // the port.
+    for begins in [&b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03ticket"[..], b"\0\x03\0\x58\x21\x12\xa4\x42\0\x06\0\x20"]
+    {
+        for command in ["SET key poisoned", "*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$8\r\npoisoned"] {
+            let mut browser = Client::of(&plain);
+            browser.0.get_mut().write_all(&[begins, format!("\r\n{command}\r\nrest\r\n").as_bytes()].concat()).unwrap();
+            let mut said = String::new();
+            let _ = browser.0.read_to_string(&mut said);
+            assert!(said.starts_with("-ERR Protocol error") && said.lines().count() == 1, "{said}");
+        }
+    }
+    assert_eq!(Client::of(&plain).ask("GET key"), "value");
 
     let front = of.front("guarded", &[&node], &[&both[..], &["--requirepass", &named]].concat());
     for mut client in [Some(Client::of(&front)), away(&front)].into_iter().flatten() {

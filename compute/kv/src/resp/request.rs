@@ -1,4 +1,8 @@
 //! Requests: arrays of bulk strings, or lines.
+//!
+//! A web page can have its user's browser send bytes of its choice here, within protocols that are not
+//! HTTP: in the ticket of a TLS greeting, or in the user's name of a TURN request. These begin with
+//! bytes that are no text. So a line with a control character ends its connection.
 
 use crate::command::long::{STREAMED, streams as streamed};
 
@@ -177,6 +181,9 @@ impl Parser {
                 }
                 continue;
             }
+            if line.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
+                return Err("Protocol error: a line with a control character".into());
+            }
             let request = words(line).ok_or("Protocol error: unbalanced quotes in request")?;
             self.at = after;
             if !request.is_empty() {
@@ -224,7 +231,7 @@ fn number(text: &[u8]) -> Option<i64> {
 fn words(line: &[u8]) -> Option<Vec<Vec<u8>>> {
     let (mut words, mut at) = (Vec::new(), 0);
     while at < line.len() {
-        if line[at].is_ascii_whitespace() || line[at] == 0 {
+        if line[at].is_ascii_whitespace() {
             at += 1;
             continue;
         }
@@ -297,7 +304,7 @@ mod tests {
 
     #[test]
     fn requests_come_in_any_pieces() {
-        let stream = b"*2\r\n$3\r\nGET\r\n$4\r\na\r\nb\r\n\r\nPING \"a\\x41 \\n\" 'it\\'s'\r\n*0\r\n*1\r\n$0\r\n\r\n";
+        let stream = b"*2\r\n$3\r\nGET\r\n$4\r\na\r\nb\r\n\r\nPING\t\"a\\x41 \\n\" 'it\\'s'\r\n*0\r\n*1\r\n$0\r\n\r\n";
         let expected: Vec<Request> = vec![
             vec![b"GET".to_vec(), b"a\r\nb".to_vec()],
             vec![b"PING".to_vec(), b"aA \n".to_vec(), b"it's".to_vec()],
@@ -350,6 +357,9 @@ mod tests {
         assert_eq!(wrong(b"*1\r\n$-3\r\n"), "Protocol error: invalid bulk length");
         assert_eq!(wrong(b"SET a \"b\r\n"), "Protocol error: unbalanced quotes in request");
         assert_eq!(wrong(&[b'x'; 70_000]), "Protocol error: too big inline request");
+        for line in [&b"\x16\x03\x01\x02\n"[..], b"\0\n", b"SET a b\0\r\n", b"SET a \x7f\r\n", b"a\rb\r\n"] {
+            assert_eq!(wrong(line), "Protocol error: a line with a control character");
+        }
         assert_eq!(wrong(&[b"*", &[b'1'; 70_000][..]].concat()), "Protocol error: too big mbulk count string");
     }
 }
