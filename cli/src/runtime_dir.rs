@@ -52,9 +52,7 @@ pub fn own() -> Result<PathBuf, Unsafe> {
 /// The first of this user's directories that `will_do`. Where none will, but one could be made:
 /// that one.
 pub fn own_that(will_do: impl Fn(&Path) -> bool) -> Result<PathBuf, Unsafe> {
-    let under = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute());
-    // A leftover variable of another user (`su`, `sudo -E`) must not stop a run: go on to /tmp.
-    let mut usable = under.and_then(|dir| private(dir.join("farmem")).ok());
+    let mut usable = std::env::var_os("XDG_RUNTIME_DIR").and_then(|dir| below(Path::new(&dir)));
     let mut refusal = None;
     for dir in shared() {
         if usable.as_deref().is_some_and(&will_do) {
@@ -71,6 +69,14 @@ pub fn own_that(will_do: impl Fn(&Path) -> bool) -> Result<PathBuf, Unsafe> {
         (None, Some(refusal)) => Err(refusal),
         (None, None) => unreachable!("there are directories to try"),
     }
+}
+
+/// This user's directory in that of `$XDG_RUNTIME_DIR`. `None`: it will not do. The variable may be a leftover of another
+/// user (`su`, `sudo -E`). That one could put another directory in the place of ours, with another library.
+fn below(dir: &Path) -> Option<PathBuf> {
+    let is_of_us = |about: fs::Metadata| [0, process::user()].contains(&about.uid());
+    let is_sound = dir.is_absolute() && fs::metadata(dir).is_ok_and(is_of_us);
+    if is_sound { private(dir.join("farmem")).ok() } else { None }
 }
 
 /// The directories to look through for runs and nodes: this user's; all users', for root.
@@ -182,6 +188,21 @@ mod tests {
         let _ = fs::remove_dir(elsewhere);
         let first = own_that(|_| false).unwrap();
         assert_eq!(first, own().unwrap());
+    }
+
+    #[test]
+    fn nothing_is_made_in_the_directory_of_another_user() {
+        let dir = std::env::temp_dir().join(format!("farmem-others-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        // Only root can give a directory away, and only root is led to another's by `su`.
+        if std::os::unix::fs::chown(&dir, Some(1234), None).is_ok() {
+            assert_eq!(below(&dir), None);
+            assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+            std::os::unix::fs::chown(&dir, Some(process::user()), None).unwrap();
+        }
+        assert_eq!(below(&dir), Some(dir.join("farmem")));
+        assert_eq!(below(Path::new("farmem-relative")), None);
+        fs::remove_dir_all(dir).unwrap();
     }
 
     /// `/proc/sys` refuses root, too, as a read-only file system does.

@@ -535,6 +535,59 @@ fn a_program_left_in_the_background_keeps_its_run() {
     eventually("the run's files are gone", || place.left().is_empty());
 }
 
+/// After `su` or `sudo -E` the variable names another user's directory. That user could put another library in the place
+/// of what is laid down there.
+#[test]
+fn nothing_is_laid_down_where_another_user_may_replace_it() {
+    let (place, others) = (Place::new(), Place::new());
+    if std::os::unix::fs::chown(others.path(), Some(1234), None).is_err() {
+        eprintln!("not tried: a directory of another user, for which one must be root");
+        return;
+    }
+    let mut command = place.shell("echo $LD_PRELOAD");
+    command.env("XDG_RUNTIME_DIR", others.path());
+    let (status, told, said) = outcome(command);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(told.contains("libfarmem_preload") && !told.contains(&*others.path().to_string_lossy()), "{told}");
+    assert_eq!(std::fs::read_dir(others.path()).unwrap().count(), 0);
+}
+
+/// Other users see arguments of processes, the paths of sockets, and what is shown. A run's name is the right to end it.
+#[test]
+fn nobody_else_sees_a_runs_name() {
+    let place = Place::new();
+    let seen = place.path().join("seen");
+    let background = format!("exec >&- 2>&-; until [ -e {} ]; do sleep 0.1; done", seen.display());
+    let script = format!("echo $FARMEM_RUN; ({background}) & exit 4");
+    let mut command = place.farmem(["run", "-v", "--local", "16M", "--far", "128M", "--stats", "none", "--"]);
+    // The background keeps the runtime's own standard error.
+    let errors = place.path().join("errors");
+    command.args(["sh", "-c", &script]).stderr(std::fs::File::create(&errors).unwrap());
+    let (status, told, _) = outcome(command);
+    let said = std::fs::read_to_string(errors).unwrap();
+    assert_eq!(status, Some(4), "{said}");
+    let name = told.split(';').find_map(|pair| pair.strip_prefix("run=")).unwrap();
+    assert!(name.len() == 32 && said.contains("farmem: run "), "{told} {said}");
+    assert!(!said.contains(name), "{said}");
+    // The background, its keeper and the node are there.
+    let mut keepers = 0;
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let arguments = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let arguments = String::from_utf8_lossy(&arguments).into_owned();
+        assert!(!arguments.contains(name), "{arguments:?}");
+        let is_keeper = arguments.contains("\0keep\0") && arguments.contains(&*place.path().to_string_lossy());
+        keepers += usize::from(is_keeper);
+    }
+    assert_eq!(keepers, 1);
+    assert!(!std::fs::read_to_string("/proc/net/unix").unwrap().contains(name));
+    assert!(place.left().iter().any(|file| file.ends_with(".counters")), "{:?}", place.left());
+    assert!(place.left().iter().all(|file| !file.contains(name)), "{:?}", place.left());
+    let (_, shown, _) = outcome(place.farmem(["top", "--once"]));
+    assert!(!shown.contains(name), "{shown}");
+    std::fs::write(seen, "").unwrap();
+    eventually("the run's files are gone", || place.left().is_empty());
+}
+
 #[test]
 fn a_stop_by_the_terminal_stops_the_job_and_a_plain_one_does_not() {
     let place = Place::new();

@@ -13,7 +13,6 @@ use crate::agent::report::Agent;
 use crate::counters::Sample;
 use crate::failure::Failure;
 use crate::node::Status as NodeStatus;
-use crate::run::RunName;
 use crate::top::short_program;
 use crate::{leftovers, runtime_dir, units};
 
@@ -155,11 +154,11 @@ fn runs_here() -> BTreeMap<u64, About> {
     for entry in runtime_dir::visible().iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name());
         let id = name.to_str().and_then(|name| name.strip_prefix("run-")?.strip_suffix(".counters"));
-        let Some(Ok(run)) = id.map(str::parse::<RunName>) else { continue };
+        let Some(Ok(run)) = id.map(|id| u64::from_str_radix(id, 16)) else { continue };
         if let (Ok(sample), Ok(about)) = (Sample::read(&path), entry.metadata()) {
             let user = process::user_name(about.uid());
             let (host, supervisor, program) = (host.clone(), sample.supervisor, sample.command);
-            runs.insert(run.id(), About { host, user, supervisor, program });
+            runs.insert(run, About { host, user, supervisor, program });
         }
     }
     runs

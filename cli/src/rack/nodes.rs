@@ -73,7 +73,7 @@ impl Asker {
     /// For a run that wants its memory in `domains` failure domains. The token is proven to the
     /// controller.
     pub fn new(controller: &str, run: RunName, domains: u32, token: Option<Key>) -> Asker {
-        let (run, host) = (format!("{:016x}", run.id()), process::host_name());
+        let (run, host) = (run.to_string(), process::host_name());
         Asker {
             client: Client::new(controller).by(token),
             want: Want { run, host, domains, held: Vec::new(), gone: Vec::new(), seen: None, figures: None },

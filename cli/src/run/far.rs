@@ -60,7 +60,8 @@ pub fn list(nodes: &[RunNode]) -> String {
     each.join(",")
 }
 
-/// The name of a run: 128 random bits, so that no two runs at one node are ever confused.
+/// The name of a run: 128 random bits, so that no two runs at one node are ever confused. Whoever has it may end the run.
+/// So arguments, files and messages, which others see, have the public name, as this type is shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunName([u8; 16]);
 
@@ -81,11 +82,16 @@ impl RunName {
     pub fn id(self) -> u64 {
         farmem_protocol::wire::run_id(&self.0)
     }
+
+    /// Its bits, as they are parsed. For who may end the run alone.
+    pub fn secret(self) -> String {
+        farmem_trust::hex(&self.0)
+    }
 }
 
 impl fmt::Display for RunName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        write!(f, "{:016x}", self.id())
     }
 }
 
@@ -234,7 +240,8 @@ mod tests {
     #[test]
     fn a_runs_name_reads_back() {
         let name = RunName::new().unwrap();
-        assert_eq!(name.to_string().parse(), Ok(name));
+        assert_eq!(name.secret().parse(), Ok(name));
+        assert!(name.to_string().len() == 16 && !name.secret().contains(&name.to_string()));
         assert!("12".parse::<RunName>().is_err());
         assert!("+0000000000000000000000000000000".parse::<RunName>().is_err());
     }

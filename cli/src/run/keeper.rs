@@ -30,6 +30,8 @@ use super::stranded::Stranded;
 use crate::counters::{self, Sample};
 use crate::failure::Failure;
 
+/// The variable by which a keeper is told the name of its run. Other users see its arguments, and not its variables.
+const RUN: &str = "FARMEM_KEEP";
 /// How often the keeper looks whether its run still lives.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -38,8 +40,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub struct Options {
     #[arg(long)]
     pub token: Option<PathBuf>,
-    #[arg(long)]
-    run: RunName,
     #[arg(long, value_parser = far::node)]
     node: Vec<NodeAddr>,
     #[arg(long)]
@@ -94,7 +94,7 @@ pub fn start(
     embedded: Option<Embedded>,
 ) -> Result<(), Failure> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("farmem").arg("keep").args(["--run", &run.to_string()]).arg("--counters").arg(counters);
+    command.arg0("farmem").arg("keep").env(RUN, run.secret()).arg("--counters").arg(counters);
     command.args(["--fault", fault.name()]);
     for node in nodes {
         command.args(["--node", &node.at.to_string()]);
@@ -122,11 +122,13 @@ pub fn start(
 
 /// Waits until the run is over, and ends it.
 pub fn keep(options: &Options) -> Result<(), Failure> {
+    let run = std::env::var(RUN).ok().and_then(|name| name.parse::<RunName>().ok());
+    let run = run.ok_or_else(|| Failure::usage("keep: farmem run starts this by itself"))?;
     // Encrypted, even if the run is not: it sends one message, once.
     let token = options.token.as_deref().and_then(|path| crate::borrow::key(path).ok());
     let nodes: Vec<RunNode> = options.node.iter().cloned().map(RunNode::from).collect();
     let trust = Trust { token, plain: false };
-    let far = Far::connect(&nodes, options.run, Transport::Auto, Duration::ZERO, Path::new("farmem"), trust);
+    let far = Far::connect(&nodes, run, Transport::Auto, Duration::ZERO, Path::new("farmem"), trust);
     let mut stranded = Stranded::new(options.fault, &options.counters);
     while let Ok(sample) = Sample::read(&options.counters) {
         // A number of the list that is reused keeps the run longer than need be, at worst.
