@@ -2,7 +2,7 @@
 //! may read is refused.
 
 use crate::{Key, NoToken, Token};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -37,12 +37,16 @@ const O_NONBLOCK: i32 = 0o4000;
 /// [`FileError::Mode`] if others may read it ([`is_private`]). [`FileError::File`] if it cannot be
 /// read, or if a pipe says nothing for ten seconds: callers may have blocked their signals.
 pub fn secret(path: &Path) -> Result<String, FileError> {
+    within(path, SILENCE)
+}
+
+fn within(path: &Path, silence: Duration) -> Result<String, FileError> {
     let failed = |e| FileError::File(path.to_owned(), e);
-    if is_pipe(path).map_err(failed)? {
-        return piped(path, SILENCE).map_err(failed);
-    }
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = opened(path).map_err(failed)?;
     let about = file.metadata().map_err(failed)?;
+    if about.file_type().is_fifo() {
+        return heard(file, silence).map_err(failed);
+    }
     if about.is_file() && !is_private(about.mode(), about.uid()) {
         return Err(FileError::Mode(path.to_owned()));
     }
@@ -51,23 +55,25 @@ pub fn secret(path: &Path) -> Result<String, FileError> {
     Ok(text)
 }
 
+/// Opens a file, or a pipe, whose writer is not waited for. What is known of it then is of what is read: others may
+/// put another file in its place.
+fn opened(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)
+}
+
 /// Reads a file that holds no secret, or a pipe.
 ///
 /// # Errors
 /// If it cannot be read, or if a pipe says nothing for ten seconds.
 pub fn text(path: &Path) -> io::Result<String> {
-    if is_pipe(path)? { piped(path, SILENCE) } else { fs::read_to_string(path) }
-}
-
-fn is_pipe(path: &Path) -> io::Result<bool> {
-    Ok(fs::metadata(path)?.file_type().is_fifo())
+    let file = opened(path)?;
+    if file.metadata()?.file_type().is_fifo() { heard(file, SILENCE) } else { io::read_to_string(file) }
 }
 
 /// What a pipe says until its last writer has gone, if its silence is never longer than that.
-fn piped(path: &Path, silence: Duration) -> io::Result<String> {
-    let mut pipe = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+fn heard(mut pipe: File, silence: Duration) -> io::Result<String> {
     let (mut said, mut part) = (Vec::new(), [0; 4096]);
-    let mut heard = Instant::now();
+    let mut last = Instant::now();
     loop {
         match pipe.read(&mut part) {
             Ok(0) if !said.is_empty() => break,
@@ -75,13 +81,13 @@ fn piped(path: &Path, silence: Duration) -> io::Result<String> {
             Ok(0) => {}
             Ok(n) => {
                 said.extend_from_slice(&part[..n]);
-                heard = Instant::now();
+                last = Instant::now();
                 continue;
             }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(e) => return Err(e),
         }
-        if heard.elapsed() > silence {
+        if last.elapsed() > silence {
             let what = format!("a pipe into which nobody has written for {} s", silence.as_secs());
             return Err(io::Error::new(ErrorKind::TimedOut, what));
         }
@@ -119,13 +125,15 @@ pub fn of_environment() -> Result<Option<Key>, FileError> {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
     use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn a_pipe_is_heard_to_its_end_and_not_waited_for_without_end() {
         let path = std::env::temp_dir().join(format!("farmem-secret-{}", std::process::id()));
         assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-        let silent = piped(&path, Duration::from_millis(30)).unwrap_err();
+        let silent = heard(opened(&path).unwrap(), Duration::from_millis(30)).unwrap_err();
         assert_eq!(silent.kind(), ErrorKind::TimedOut, "{silent}");
         let writer = std::thread::spawn({
             let path = path.clone();
@@ -139,7 +147,37 @@ mod tests {
         });
         assert_eq!(secret(&path).unwrap(), "first second");
         writer.join().unwrap();
-        fs::remove_file(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Somebody who may write to the folder lays a pipe there and a file that all may read, by turns. What is looked at
+    /// is what is read.
+    #[test]
+    fn a_file_that_others_may_read_is_never_taken_for_a_pipe() {
+        let folder = std::env::temp_dir().join(format!("farmem-swapped-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let [named, pipe, open] = ["secret", "pipe", "open"].map(|name| folder.join(name));
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        std::fs::write(&open, "everybody's").unwrap();
+        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o644)).unwrap();
+        std::fs::hard_link(&open, &named).unwrap();
+        let is_over = AtomicBool::new(false);
+        let read = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let draft = folder.join("draft");
+                for laid in [&pipe, &open].into_iter().cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                    std::fs::hard_link(laid, &draft).unwrap();
+                    std::fs::rename(&draft, &named).unwrap();
+                }
+            });
+            let until = Instant::now() + Duration::from_millis(300);
+            let mut each = std::iter::from_fn(|| (Instant::now() < until).then(|| within(&named, Duration::ZERO)));
+            let read = each.find_map(Result::ok);
+            is_over.store(true, Ordering::Relaxed);
+            read
+        });
+        std::fs::remove_dir_all(folder).unwrap();
+        assert_eq!(read, None);
     }
 
     #[test]
