@@ -23,11 +23,13 @@ struct Anything<'a> {
     opened: [Option<(Range, bool)>; mark::PLACES],
     /// Looks at the clock until the time is over.
     left: usize,
+    /// Draws what others write there between two reads. `None`: nothing.
+    others: Option<Random>,
 }
 
 impl Anything<'_> {
     fn new(call: Call, bytes: &[u8], left: usize) -> Anything<'_> {
-        Anything { call, bytes, written: BTreeMap::new(), opened: [None; mark::PLACES], left }
+        Anything { call, bytes, written: BTreeMap::new(), opened: [None; mark::PLACES], left, others: None }
     }
 
     /// The number of a range, which has these bytes.
@@ -58,6 +60,14 @@ impl Bytes for Anything<'_> {
         let end = at + into.len() as u64;
         for (&(_, place), byte) in self.written.range((range, at)..(range, end)) {
             into[(place - at) as usize] = *byte;
+        }
+        if let Some(random) = &mut self.others {
+            for word in into.chunks_mut(8) {
+                let number = [0, 1, 64, u64::from(u32::MAX), u64::MAX, random.bits()][random.index(6)];
+                if random.index(6) == 0 {
+                    word.copy_from_slice(&number.to_le_bytes()[..word.len()]);
+                }
+            }
         }
         Some(())
     }
@@ -165,6 +175,22 @@ fn functions_near_memory() {
         let unfinished = call.is_unfinished(&reply);
         lie(random, &call, reply);
         (3 + usize::from(unfinished), of, Some(reply.frame()[..3].to_vec()))
+    });
+}
+
+/// A program that maps its slab, or has another queue pair, changes the memory while the node computes there: what was
+/// read twice is two things. The call ends, within its ranges.
+#[test]
+fn functions_near_memory_that_others_change() {
+    let texts = texts();
+    let texts: Vec<&[u8]> = texts.iter().map(Vec::as_slice).collect();
+    fuzz("near", &texts, |random, bytes| {
+        let Some((frame, held)) = bytes.split_first_chunk::<FRAME>() else { return (0, None) };
+        let Ok(call) = Call::parse(frame) else { return (1, None) };
+        let mut memory = Anything::new(call, held, 1 + random.index(100));
+        memory.others = Some(Random::new(random.bits()));
+        let reply = call.run(&mut memory).map(|reply| reply.frame());
+        (2 + usize::from(reply.is_some()), Some(discriminant(&call.function)))
     });
 }
 
