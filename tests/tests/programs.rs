@@ -116,7 +116,7 @@ cases! {
     fork_live fork_guesses fork_threads fork_written held_pages no_mappings vfork_beside vfork_forks companion connects newcomers first_thread half_clone clone_copies exec_family exec_rights close_all looks_for_descriptors handlers_allocate counts_threads gives_up confined confined_traps confined_grows confined_strict go_confined go_contained
     own_handlers handler_masks edited_frames signals_blocked sent_blocked go_signals pascal far_stacks exits_far alt_stacks small_stacks
     reservations insists hinted_files jit remap huge_moves remap_evicted remap_beside remap_unreadable remap_protected refused_maps asks_in_vain advise mincore_beside program_break break_beside instructions wide
-    persona kernel_words segments edges keys early_maps last_exit
+    persona kernel_words segments edges nested keys early_maps last_exit
     sync_far robust_locks robust_links vectors rings raw_threads syscalls_far bad_pointers far_pointers barred memory_file big_io file_between file_limit blocked_calls waiting_calls remapped_calls sent_faults left_stacks debugger emulated
 }
 

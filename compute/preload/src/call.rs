@@ -72,6 +72,8 @@ pub const ALWAYS: &[i64] = &[
     libc::SYS_seccomp,
     libc::SYS_setsockopt,
     libc::SYS_ioctl,
+    libc::SYS_bpf,
+    libc::SYS_keyctl,
     libc::SYS_munmap,
     libc::SYS_mprotect,
     libc::SYS_pkey_mprotect,

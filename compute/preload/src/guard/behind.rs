@@ -1,6 +1,7 @@
 //! Calls whose arguments mean something else with every request: the memory that their structures
 //! point to. The structure itself may be near, on the stack, and that memory far.
 
+use super::nested;
 use super::peek::peek;
 use super::pins::Pins;
 use crate::call::{Call, issue};
@@ -18,6 +19,16 @@ pub fn ioctl(pins: &mut Pins<'_>, request: usize, addr: usize) {
     // (The structure may lie on two pages; a part that is not mapped is not pinned.)
     let size = (request >> 16) & 0x3fff;
     pins.add(addr, if size == 0 { 256 } else { size }, true);
+    // PERF_EVENT_IOC_SET_FILTER: a string, though the request encodes a pointer.
+    const FILTER: usize = 0x4008_2406;
+    if request & 0xffff_ffff == FILTER {
+        return pins.add_string(addr);
+    }
+    /// Requests to terminals have no pointers in their structures, and are frequent.
+    const TERMINAL: usize = b'T' as usize;
+    if request >> 8 & 0xff != TERMINAL {
+        nested::words(pins, addr, if size == 0 { 64 } else { size });
+    }
     // FS_IOC_FIEMAP and FIDEDUPERANGE: a head that says how many follow it.
     const EXTENTS_OF_FILE: usize = 0xc020_660b;
     const SAME_RANGES: usize = 0xc018_9436;
@@ -128,11 +139,15 @@ pub fn ptrace(pins: &mut Pins<'_>, call: &Call, addr: usize) {
 
 /// The instructions of a packet filter or a seccomp filter.
 pub fn filter(pins: &mut Pins<'_>, call: &Call, addr: usize) {
+    const PACKET_FANOUT_DATA: usize = 22;
     let takes_one = match call.nr {
-        libc::SYS_setsockopt => {
-            call.args[1] == libc::SOL_SOCKET as usize
-                && matches!(call.args[2] as i32, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_REUSEPORT_CBPF)
-        }
+        libc::SYS_setsockopt => match call.args[1] as i32 {
+            libc::SOL_SOCKET => {
+                matches!(call.args[2] as i32, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_REUSEPORT_CBPF)
+            }
+            libc::SOL_PACKET => call.args[2] == PACKET_FANOUT_DATA && call.args[4] == size_of::<libc::sock_fprog>(),
+            _ => false,
+        },
         libc::SYS_prctl => {
             call.args[0] == libc::PR_SET_SECCOMP as usize && call.args[1] == libc::SECCOMP_MODE_FILTER as usize
         }

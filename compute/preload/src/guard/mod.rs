@@ -7,7 +7,8 @@
 //! | file | |
 //! |---|---|
 //! | `pins`, `abandoned` | pins, and those of calls that never return |
-//! | `arity`, `array`, `behind` | arguments: how many, arrays, structures with pointers |
+//! | `arity`, `array` | arguments: how many, arrays |
+//! | `behind`, `nested` | structures with pointers: known ones, and others |
 //! | `peek` | reads and writes memory that an argument points to |
 //! | `whole`, `vectors`, `streams` | how a call is made: whole, by buffers, on a socket |
 //! | `forced` | calls with a far position, as in `/proc/PID/mem` |
@@ -17,6 +18,7 @@ pub mod arity;
 mod array;
 mod behind;
 mod forced;
+mod nested;
 pub mod peek;
 pub mod pins;
 mod streams;

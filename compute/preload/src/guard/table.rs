@@ -18,6 +18,8 @@ pub enum Extent {
     Text,
     /// As many bytes as a `u32` says. Another argument points to that `u32`.
     LenAt(usize),
+    /// The same for a socket's option: one that is a filter is told in instructions.
+    ValueAt(usize),
     /// iovecs, as many as another argument says, and what they point to.
     Vectors(usize),
     /// A msghdr and what it points to.
@@ -43,6 +45,12 @@ pub enum Extent {
     Filter,
     /// Depends on a prctl's first argument.
     Prctl,
+    /// What a `bpf` call's structure points to.
+    Bpf,
+    /// The vectors and structures of some `keyctl` operations.
+    Keys,
+    /// What a `setsockopt`'s value points to.
+    Option,
 }
 
 /// One pointer argument.
@@ -77,8 +85,8 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         | nr::LOOKUP_DCOOKIE
         | nr::GETDENTS64
         | nr::SCHED_GETATTR
-        | nr::MODIFY_LDT
-        | nr::BPF => const { &[out(1, Extent::Arg(2))] },
+        | nr::MODIFY_LDT => const { &[out(1, Extent::Arg(2))] },
+        nr::BPF => const { &[out(1, Extent::Arg(2)), out(1, Extent::Bpf)] },
         nr::WRITE | nr::PWRITE64 | nr::CONNECT | nr::BIND => const { &[inp(1, Extent::Arg(2))] },
         nr::MSGRCV => const { &[out(1, Extent::Typed(2))] },
         nr::MSGSND => const { &[inp(1, Extent::Typed(2))] },
@@ -145,8 +153,8 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
         nr::SENDMSG => const { &[inp(1, Extent::Message)] },
         nr::RECVMSG => const { &[out(1, Extent::Message)] },
         nr::SOCKETPAIR => const { &[out(3, Extent::Bytes(8))] },
-        nr::SETSOCKOPT => const { &[inp(3, Extent::Arg(4)), inp(3, Extent::Filter)] },
-        nr::GETSOCKOPT => const { &[out(3, Extent::LenAt(4)), out(4, Extent::Bytes(4))] },
+        nr::SETSOCKOPT => const { &[inp(3, Extent::Arg(4)), inp(3, Extent::Filter), inp(3, Extent::Option)] },
+        nr::GETSOCKOPT => const { &[out(3, Extent::ValueAt(4)), out(4, Extent::Bytes(4))] },
         nr::EXECVE => const { &[inp(0, Extent::Text), inp(1, Extent::Strings), inp(2, Extent::Strings)] },
         nr::WAIT4 => const { &[out(1, Extent::Bytes(4)), out(3, Extent::Bytes(144))] },
         nr::UNAME => const { &[out(0, Extent::Bytes(390))] },
@@ -234,7 +242,15 @@ pub fn uses(number: i64) -> Option<&'static [Use]> {
             const { &[inp(2, Extent::Times(1, 8)), inp(3, Extent::Times(1, 4)), out(4, Extent::Times(1, 4))] }
         }
         nr::KEYCTL => {
-            const { &[inp(1, Extent::Text), inp(2, Extent::Text), out(2, Extent::Arg(3)), inp(3, Extent::Text)] }
+            const {
+                &[
+                    inp(1, Extent::Text),
+                    inp(2, Extent::Text),
+                    out(2, Extent::Arg(3)),
+                    inp(3, Extent::Text),
+                    inp(2, Extent::Keys),
+                ]
+            }
         }
         nr::GET_MEMPOLICY => const { &[out(0, Extent::Bytes(4)), out(1, Extent::Bits(2))] },
         nr::MQ_OPEN => const { &[inp(0, Extent::Text), inp(3, Extent::Bytes(64))] },
@@ -757,7 +773,7 @@ mod tests {
         for number in 0..512 {
             for one in uses(number).unwrap_or_default() {
                 let other = match one.extent {
-                    Extent::Arg(i) | Extent::Times(i, _) | Extent::Bits(i) | Extent::LenAt(i) => i,
+                    Extent::Arg(i) | Extent::Times(i, _) | Extent::Bits(i) | Extent::LenAt(i) | Extent::ValueAt(i) => i,
                     Extent::Vectors(i) | Extent::Messages(i) | Extent::Typed(i) | Extent::Waiters(i) => i,
                     _ => 0,
                 };

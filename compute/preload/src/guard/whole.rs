@@ -2,6 +2,7 @@
 
 use super::array::{MANY, each};
 use super::behind;
+use super::nested;
 use super::peek::peek;
 use super::pins::{MOST, Pins, USER_END};
 use super::table::{self, Extent, Use};
@@ -56,6 +57,12 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
             let len = peek::<u32>(call.args[i]).unwrap_or(0) as usize;
             pins.add(addr, len, one.write);
         }
+        Extent::ValueAt(i) => {
+            let filter = call.args[1] == libc::SOL_SOCKET as usize && call.args[2] == libc::SO_GET_FILTER as usize;
+            let each = if filter { size_of::<libc::sock_filter>() } else { 1 };
+            let len = peek::<u32>(call.args[i]).unwrap_or(0) as usize;
+            pins.add(addr, len * each, one.write);
+        }
         Extent::Vectors(i) => {
             let count = call.args[i].min(1024);
             pins.add(addr, count * size_of::<libc::iovec>(), false);
@@ -90,6 +97,9 @@ fn pin_use(pins: &mut Pins<'_>, call: &Call, one: &Use) {
         Extent::Ptrace => behind::ptrace(pins, call, addr),
         Extent::Filter => behind::filter(pins, call, addr),
         Extent::Prctl => behind::prctl(pins, call, addr),
+        Extent::Bpf => nested::bpf(pins, call, addr),
+        Extent::Keys => nested::keys(pins, call, addr),
+        Extent::Option => nested::option(pins, call, addr),
     }
 }
 
