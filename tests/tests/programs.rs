@@ -259,6 +259,12 @@ fn early_heap() -> Result<()> {
     built("early_heap", &["-no-pie"])
 }
 
+/// A program that counts on a heap right behind its own data, as GCL's images do.
+#[test]
+fn own_break() -> Result<()> {
+    built("own_break", &["-no-pie", "-fno-pie"])
+}
+
 /// More at once than the runtime had records for only in shared memory: over tcp each thread's first fault makes a
 /// connection.
 #[test]

@@ -48,6 +48,7 @@
 
 mod bound;
 mod bpf;
+mod break_place;
 mod call;
 mod confined;
 mod counted;

@@ -14,7 +14,7 @@ const DATA: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// A range that a mapping replaces: none.
 const NOTHING: (usize, usize) = (0, 0);
 
-/// Where the program break was at start, if the heap began near and stays there; else 0.
+/// How far the heap may grow, if it began near and stays there; else 0.
 static NEAR_BREAK: AtomicUsize = AtomicUsize::new(0);
 
 /// The heap stays near: its break is the kernel's, and not to be higher than this.

@@ -14,8 +14,8 @@
 use crate::gate::NotBuilt;
 use crate::run::joining;
 use crate::{
-    bound, call, dispatch, exec, fork, gate, go, hints, limits, mappings, near_stack, net, process, roster, sandbox,
-    signals, sites, stays_near, threads, waits,
+    bound, break_place, call, dispatch, exec, fork, gate, go, hints, limits, mappings, near_stack, net, process,
+    roster, sandbox, signals, sites, stays_near, threads, waits,
 };
 use farmem_fabric::session::REFUSED_NS;
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, Session};
@@ -277,7 +277,12 @@ fn intercept(
 ///
 /// The program's malloc is not asked whether it was used: it may be another than libc's, and not
 /// initialized yet (AddressSanitizer's).
+///
+/// A program that counts on the place of its heap keeps it ([`break_place`]).
 fn move_heap() {
+    if break_place::matters() {
+        return mappings::keep_near_break(usize::MAX);
+    }
     // SAFETY: a query; then moves libc's idea of the break to where our brk says it is.
     unsafe {
         let here = libc::sbrk(0) as usize;
