@@ -85,7 +85,9 @@ static void *with_locals(void *unused) {
     uint8_t *volatile own = locals;
     uint64_t bad = nonzero(own, sizeof locals) != 1;
     fill(own, sizeof locals, 2);
-    bad += work(7) + wrong(own, sizeof locals, 2);
+    bad += deep(7, 100);
+    squeeze();
+    bad += deep(8, 100) + wrong(own, sizeof locals, 2);
     return (void *)(uintptr_t)bad;
 }
 
@@ -96,7 +98,6 @@ static void on_stacks_that_end_anywhere(void) {
         pthread_t t;
         void *r;
         uint8_t *stack = far_map(2 * STACK);
-        squeeze();
         MUST(pthread_attr_init(&attr) == 0);
         MUST(pthread_attr_setstack(&attr, stack + i * 256, STACK + (i & 8 ? PAGE : 0)) == 0);
         MUST(pthread_create(&t, &attr, with_locals, NULL) == 0 && pthread_join(t, &r) == 0);
