@@ -5,7 +5,7 @@
 enum { MOST = 9000, PAGES = 4096, STACK = 64 << 10 };
 static uint8_t *shared;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t near_changed = PTHREAD_COND_INITIALIZER, *changed = &near_changed;
 static pthread_cond_t complete = PTHREAD_COND_INITIALIZER;
 static int at_once, there, go;
 
@@ -21,7 +21,7 @@ static int right(uintptr_t me) {
 static void *waits(void *arg) {
     pthread_mutex_lock(&lock);
     if (++there == at_once) pthread_cond_signal(&complete);
-    while (!go) pthread_cond_wait(&changed, &lock);
+    while (!go) pthread_cond_wait(changed, &lock);
     pthread_mutex_unlock(&lock);
     return (void *)(uintptr_t)!right((uintptr_t)arg);
 }
@@ -48,6 +48,8 @@ int main(int argc, char **argv) {
     MUST(at_once > 0 && at_once <= MOST);
     shared = far_map(PAGES * PAGE);
     for (uint64_t i = 0; i < PAGES; i++) *(uint64_t *)(shared + i * PAGE) = mix(i);
+    /* Calls that name far memory are made from a stack of the runtime's. */
+    if (far) MUST(pthread_cond_init(changed = far_map(MIB), NULL) == 0);
     pthread_attr_t attr;
     pthread_attr_init(&attr);
     size_t bad = 0;
@@ -68,7 +70,7 @@ int main(int argc, char **argv) {
     pthread_mutex_lock(&lock);
     while (there < at_once) pthread_cond_wait(&complete, &lock);
     go = 1;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_broadcast(changed);
     pthread_mutex_unlock(&lock);
     for (int i = 0; i < at_once; i++) {
         void *r;
