@@ -76,7 +76,7 @@ pub use losses::{Loss, Losses};
 pub use moves::Moves;
 pub use nodes::{MAX_NODES, NoPlace, Nodes, Standing};
 pub use protect::repair::Repair;
-pub use protect::{Disk, Lacks, Place};
+pub use protect::{Disk, Lacks, Piece, Place, SPELL_NS, Throttle};
 pub use questions::By;
 pub use seal::{Altered, NoSeal, Sealing, Seals};
 pub use slips::Slip;

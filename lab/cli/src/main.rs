@@ -12,6 +12,7 @@
 //! | `farmem-lab swap-claims`: what claims of memory cost pages that leave, by allocator | lab/swap |
 //! | `farmem-lab swap-cluster`: a cluster that swaps to far memory, by how that is granted | lab/swap |
 //! | `farmem-lab rack`: a rack in virtual time, seed by seed | lab/racksim |
+//! | `farmem-lab reprotect`: how fast copies are made again there, and what a program feels | lab/racksim |
 //! | `farmem-lab up`, `fault`: a rack on one machine, and what happens to it | lab/up |
 //!
 //! It has the commands of `farmem` too, hidden: benchmarks start runs, nodes and agents of this very
@@ -86,6 +87,7 @@ enum Command {
     SwapClaims(farmem_swap_lab::claims::Claims),
     SwapCluster(farmem_swap_lab::Swap),
     Rack(farmem_racksim::Rack),
+    Reprotect(farmem_racksim::Reprotect),
     Up(farmem_up::Up),
     Fault(farmem_up::Happen),
     #[command(hide = true)]
@@ -153,6 +155,7 @@ impl Program for Lab {
             Command::Fault(fault) => fault.run()?,
             Command::Relay(relay) => relay.run()?,
             Command::Rack(rack) => rack.run()?,
+            Command::Reprotect(reprotect) => reprotect.run()?,
             Command::Product(command) => command.execute()?,
         }
         Ok(())

@@ -30,6 +30,7 @@
 pub mod control;
 pub mod host;
 pub mod judge;
+mod reprotect;
 mod world;
 
 use std::path::Path;
@@ -39,6 +40,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use judge::Broken;
+pub use reprotect::Reprotect;
 pub use world::{Reached, run};
 
 /// Something that is done wrong on purpose: the judge must find it.

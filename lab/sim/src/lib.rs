@@ -8,18 +8,26 @@
 // Copies between the parts of transfers and the wire.
 #![allow(unsafe_code)]
 
+pub mod beside;
+mod shelf;
+mod speeds;
+mod wire;
+
 use farmem_fabric::network;
 use farmem_nic::Nic;
 use farmem_nic::engine::{Circumstances, Engine, Goodbye};
-use farmem_nic::lending::{Backing, Lending, Slab};
-use farmem_nic::spill::{Kept, Shelf};
+use farmem_nic::lending::{Backing, Lending};
 use farmem_protocol::random::Random;
 use farmem_sys::raw::Errno;
 use farmem_sys::socket::Part;
 use farmem_sys::sync::Lock;
+pub use shelf::Keeping;
+use shelf::{Memory, SHELF_NS};
+use speeds::{SEGMENT, Speeds};
+pub use speeds::{HostLink, Rates};
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::{Arc, Weak};
+use wire::{Wire, gathered};
 
 /// What the network is like.
 #[derive(Clone, Copy, Debug)]
@@ -69,65 +77,8 @@ struct State {
     back_ns: Option<u64>,
     /// How long a slab takes to come back.
     shelf_ns: u64,
-}
-
-/// How long a shelf takes to give a slab back, in nanoseconds.
-const SHELF_NS: u64 = 20_000_000;
-
-/// A shelf in memory, for what a node puts aside.
-struct Memory(Keeping);
-
-/// What a shelf gives back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keeping {
-    /// The bytes.
-    Kept,
-    /// Zeros.
-    Forgotten,
-    /// An error: the node has lost the slab, and says so.
-    Unreadable,
-}
-
-/// The bytes of a slab, with their places. `None`: they cannot be read.
-struct Bytes(Option<Vec<(u64, Vec<u8>)>>);
-
-impl Shelf for Memory {
-    fn put(&self, slab: &Slab) -> Result<Box<dyn Kept>, Errno> {
-        let copied = |extent: Range<u64>| {
-            let bytes = slab.mapping.bytes(extent.start, (extent.end - extent.start) as u32)?;
-            Some((extent.start, if self.0 == Keeping::Forgotten { vec![0; bytes.len()] } else { bytes }))
-        };
-        let bytes: Option<Vec<_>> = slab.extents().into_iter().map(copied).collect();
-        let bytes = bytes.ok_or(Errno(libc::EINVAL))?;
-        Ok(Box::new(Bytes(Some(bytes).filter(|_| self.0 != Keeping::Unreadable))))
-    }
-}
-
-impl Kept for Bytes {
-    fn take(&self, slab: &Slab) -> Result<(), Errno> {
-        let bytes = self.0.as_ref().ok_or(Errno(libc::EIO))?;
-        let given = bytes.iter().all(|(at, bytes)| slab.mapping.write_bytes(*at, bytes));
-        given.then_some(()).ok_or(Errno(libc::EINVAL))
-    }
-}
-
-/// One connection.
-#[derive(Default)]
-struct Wire {
-    engine: Option<Engine>,
-    to_node: Way,
-    to_host: Way,
-    cut: bool,
-    host_closed: bool,
-    /// Nothing of it arrives between these, retransmissions included.
-    mute: (u64, u64),
-}
-
-/// One direction: pieces and when they arrive, in order.
-#[derive(Default)]
-struct Way {
-    pieces: VecDeque<(u64, Vec<u8>)>,
-    last_ns: u64,
+    /// Links and nodes that take time, for figures.
+    speeds: Option<Speeds>,
 }
 
 impl Network {
@@ -147,6 +98,7 @@ impl Network {
                 slow: (0, 0),
                 back_ns: None,
                 shelf_ns: SHELF_NS,
+                speeds: None,
             }),
             beside: Lock::new(Vec::new()),
         };
@@ -160,6 +112,11 @@ impl Network {
             let others = networks.iter().filter(|other| !Arc::ptr_eq(other, network));
             *network.beside.lock() = others.map(Arc::downgrade).collect();
         }
+    }
+
+    /// From now on bytes take time on the host's link and the node's, and pages at the node.
+    pub fn set_rates(&self, rates: Rates, host: &HostLink) {
+        self.state.lock().speeds = Some(Speeds::new(rates, host.clone()));
     }
 
     /// For `ns` from now on whatever the node says takes `longer_ns` longer.
@@ -279,8 +236,27 @@ impl Network {
     /// Lets time pass.
     pub fn pass(&self, ns: u64) {
         let until = self.now_ns() + ns;
+        while let Some(due) = beside::due() {
+            let now = self.now_ns();
+            let next = self.next_of_all().unwrap_or(u64::MAX).min(due).clamp(now, until);
+            self.all_pass_until(next);
+            beside::act(next);
+            if next == until {
+                return;
+            }
+        }
+        self.all_pass_until(until);
+    }
+
+    fn all_pass_until(&self, until: u64) {
         self.pass_until(until);
         self.beside.lock().iter().filter_map(Weak::upgrade).for_each(|other| other.pass_until(until));
+    }
+
+    /// When something next happens on this network or on one whose time is the same.
+    fn next_of_all(&self) -> Option<u64> {
+        let others: Vec<Arc<Network>> = self.beside.lock().iter().filter_map(Weak::upgrade).collect();
+        others.iter().map(|other| other.next_event()).chain([self.next_event()]).flatten().min()
     }
 
     /// When something next arrives at the node or at a host, or connections are cut.
@@ -298,9 +274,11 @@ impl Network {
                     Some(late_ns) => state.cut_and_hold_up(late_ns),
                 }
             }
+            state.send_ready(&self.weather);
             state.run_node(&self.weather);
         }
         state.now_ns = until;
+        state.send_ready(&self.weather);
         state.run_node(&self.weather);
     }
 
@@ -366,12 +344,25 @@ impl State {
             let to_host = wire.to_host.pieces.front().map(|p| p.0).filter(|at| *at > self.now_ns);
             to_node.into_iter().chain(to_host)
         });
-        arrivals.chain(self.cuts.front().map(|(at, _)| *at)).chain(self.back_ns.filter(|_| self.nic.is_some())).min()
+        let ready = self.speeds.as_ref().and_then(|speeds| speeds.leaving.front()).map(|(at, ..)| *at);
+        let others = [self.cuts.front().map(|(at, _)| *at), self.back_ns.filter(|_| self.nic.is_some()), ready];
+        arrivals.chain(others.into_iter().flatten()).min()
+    }
+
+    /// What the node has made ready by now goes on the links.
+    fn send_ready(&mut self, weather: &Weather) {
+        let State { now_ns, random, wires, speeds: Some(speeds), .. } = self else { return };
+        while let Some((at, wire, bytes)) = speeds.leaving.pop_front_if(|(at, ..)| *at <= *now_ns) {
+            let (left, wire) = (speeds.back(at, bytes.len()), &mut wires[wire]);
+            if !wire.cut {
+                wire.to_host.travel(left, weather, random, &bytes);
+            }
+        }
     }
 
     /// The node takes what has arrived.
     fn run_node(&mut self, weather: &Weather) {
-        let State { now_ns, random, nic, stopped_until_ns, wires, slow, back_ns, shelf_ns, .. } = self;
+        let State { now_ns, random, nic, stopped_until_ns, wires, slow, back_ns, shelf_ns, speeds, .. } = self;
         let (Some(nic), now) = (nic, *now_ns) else { return };
         if now < *stopped_until_ns {
             *back_ns = back_ns.map(|at| at.max(*stopped_until_ns));
@@ -381,16 +372,24 @@ impl State {
             nic.bring_back();
         }
         let longer = if now < slow.0 { slow.1 } else { 0 };
-        for wire in wires.iter_mut() {
+        for (number, wire) in wires.iter_mut().enumerate() {
             let Wire { engine: slot, to_node, to_host, cut, host_closed, .. } = wire;
             let Some(engine) = slot else { continue };
             let mut goodbye = None;
             while goodbye.is_none() {
-                let pulled = engine.pull(nic, now, |parts| to_node.take(now, parts));
+                let pulled = engine.pull(nic, now, |parts| {
+                    let taken = to_node.take(now, parts);
+                    speeds.iter_mut().for_each(|speeds| speeds.takes(now, taken.unwrap_or(0)));
+                    taken
+                });
                 goodbye = pulled.err();
-                let pushed = engine.push(nic, |parts, _| match *cut {
-                    false => Ok(to_host.put(now + longer, weather, random, parts)),
-                    true => Ok(parts.iter().map(Part::len).sum()),
+                let pushed = engine.push(nic, |parts, _| {
+                    match speeds.as_mut() {
+                        _ if *cut => {}
+                        Some(speeds) => speeds.sends(now + longer, number, &gathered(parts)),
+                        None => to_host.put(now + longer, weather, random, &gathered(parts)),
+                    }
+                    Ok(parts.iter().map(Part::len).sum())
                 });
                 goodbye = goodbye.or(pushed.err());
                 if pulled == Ok(0) && !to_node.has_arrived(now) || engine.waits() {
@@ -413,59 +412,6 @@ impl State {
     }
 }
 
-impl Wire {
-    /// Nothing of it arrives for a while.
-    fn quiet(&mut self, from: u64, until: u64) {
-        self.mute = (from, until);
-        for way in [&mut self.to_node, &mut self.to_host] {
-            way.last_ns = way.last_ns.max(until);
-            way.pieces.iter_mut().for_each(|(at, _)| *at = (*at).max(until));
-        }
-    }
-}
-
-impl Way {
-    fn has_arrived(&self, now: u64) -> bool {
-        self.pieces.front().is_some_and(|p| p.0 <= now)
-    }
-
-    fn put(&mut self, now: u64, weather: &Weather, random: &mut Random, parts: &[Part]) -> usize {
-        let mut bytes = Vec::new();
-        for part in parts {
-            // SAFETY: whoever offers parts to send vouches for them.
-            bytes.extend_from_slice(unsafe { part.bytes() });
-        }
-        let taken = bytes.len();
-        for piece in bytes.chunks(1 + random.index(weather.segment.max(1))) {
-            let spread = weather.most_delay_ns.saturating_sub(weather.least_delay_ns) + 1;
-            let at = (now + weather.least_delay_ns + random.below(spread)).max(self.last_ns);
-            self.last_ns = at;
-            self.pieces.push_back((at, piece.to_vec()));
-        }
-        taken
-    }
-
-    fn take(&mut self, now: u64, parts: &[Part]) -> Result<usize, Errno> {
-        let mut taken = 0;
-        for part in parts {
-            let mut filled = 0;
-            while filled < part.len() && self.has_arrived(now) {
-                let Some((_, piece)) = self.pieces.front_mut() else { break };
-                let n = piece.len().min(part.len() - filled);
-                // SAFETY: whoever offers parts to receive into vouches for them.
-                unsafe { part.fill(filled, &piece[..n]) };
-                filled += n;
-                piece.drain(..n);
-                if piece.is_empty() {
-                    self.pieces.pop_front();
-                }
-            }
-            taken += filled;
-        }
-        if taken > 0 { Ok(taken) } else { Err(Errno(libc::EAGAIN)) }
-    }
-}
-
 /// The host's end of a connection.
 pub struct Stream {
     network: Arc<Network>,
@@ -479,12 +425,21 @@ impl Stream {
     /// As [`farmem_sys::socket::send`].
     pub unsafe fn send(&self, parts: &[Part]) -> Result<usize, Errno> {
         let mut state = self.network.state.lock();
-        let State { now_ns, random, wires, .. } = &mut *state;
-        let wire = &mut wires[self.wire];
+        let State { now_ns, random, wires, speeds, .. } = &mut *state;
+        let (wire, now, weather) = (&mut wires[self.wire], *now_ns, &self.network.weather);
         if wire.cut {
             return Err(Errno(libc::ECONNRESET));
         }
-        Ok(wire.to_node.put(*now_ns, &self.network.weather, random, parts))
+        let bytes = gathered(parts);
+        match speeds {
+            None => wire.to_node.put(now, weather, random, &bytes),
+            Some(speeds) => {
+                for piece in bytes.chunks(SEGMENT) {
+                    wire.to_node.travel(speeds.out(now, piece.len()), weather, random, piece);
+                }
+            }
+        }
+        Ok(bytes.len())
     }
 
     /// Receives what has arrived.
@@ -517,9 +472,7 @@ impl Stream {
     /// Lets time pass until something arrives anywhere, at most `timeout_ns`.
     pub fn wait(&self, timeout_ns: u64) {
         let now = self.network.now_ns();
-        let others: Vec<Arc<Network>> = self.network.beside.lock().iter().filter_map(Weak::upgrade).collect();
-        let next = others.iter().map(|other| other.next_event()).chain([self.network.next_event()]).flatten().min();
-        let until = next.unwrap_or(u64::MAX).saturating_sub(now);
+        let until = self.network.next_of_all().unwrap_or(u64::MAX).saturating_sub(now);
         self.network.pass(until.min(timeout_ns));
     }
 }

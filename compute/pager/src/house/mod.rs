@@ -5,7 +5,6 @@
 //! |---|---|
 //! | [`background`] | the background thread |
 //! | [`repair`] | copies slabs that lack a copy, and empties nodes that are taken out |
-//! | [`throttle`] | how fast repair copies slabs |
 //! | [`nodes`] | nodes that join and leave while the program runs |
 //! | [`fork`] | lets parent and child both go on |
 //! | [`handler`] | serves faults by events, where SIGBUS cannot be had |
@@ -15,7 +14,6 @@ pub(crate) mod fork;
 mod handler;
 pub(crate) mod nodes;
 mod repair;
-mod throttle;
 
 use crate::base::Base;
 use crate::incoming::Incoming;

@@ -6,24 +6,23 @@
 //! ```
 //!
 //! By the background thread, a little at a time: pieces under the evictor's lock, then a pause
-//! that is longer while fetches take longer than usual ([`super::throttle`]). Nothing is
+//! that is longer while fetches take longer than usual ([`farmem_pool::Throttle`]). Nothing is
 //! kept between pieces but where to go on, so that a fork, a loss and the end of the process may
 //! come at any time. The slabs' words and stale bits have all that must be known.
 //!
 //! *What a fault waits for.* A fault that must evict waits for the piece that is being copied, and
 //! for no other ([`crate::out::turns`]). A piece is a READ and a WRITE of few pages: fewer on a slow
-//! link, so that it takes about [`PIECE_NS`]. Write-back under way is awaited before a piece, with
+//! link, so that it takes about half a millisecond. Write-back under way is awaited before a piece, with
 //! the lock free between looks.
 
 #![allow(unsafe_code)] // Copies through buffers.
 
 use super::House;
-use super::throttle::Throttle;
 use crate::ending::{die, say};
 use crate::out::batch::Evictor;
 use crate::page::Frames;
 use crate::thread::Thread;
-use farmem_pool::{Back, Disk, Lacks, Protect};
+use farmem_pool::{Back, Disk, Lacks, Piece, Protect, SPELL_NS, Throttle};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::units::bytes;
 use farmem_run::{Choice, exit};
@@ -32,15 +31,6 @@ use farmem_sys::sync::Held;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Pages copied under the evictor's lock at a time, at most and at least.
-const MOST: u32 = 64;
-const LEAST: u32 = 4;
-/// The time that a piece should take, at most.
-const PIECE_NS: u64 = 500_000;
-/// A piece that takes less is short.
-const SHORT_NS: u64 = PIECE_NS / 4;
-/// The longest that is copied without a pause.
-const SPELL_NS: u64 = 1_000_000;
 /// Looks whether write-back is done, with the lock free between them. After these it is awaited
 /// under the lock, because a program that evicts all the time always has some under way.
 const LOOKS: u32 = 32;
@@ -54,7 +44,7 @@ const STUCK_NS: u64 = 1_000_000_000;
 /// Where a repair is. Of the background thread.
 #[derive(Default)]
 pub(crate) struct Repair {
-    /// [`MOST`] pages of near memory, once there was something to copy.
+    /// [`Piece::MOST`] pages of near memory, once there was something to copy.
     buffers: Option<Frames>,
     /// The slab and its home that are being filled, and the place to go on from.
     filling: Option<(u32, usize, u32)>,
@@ -74,27 +64,6 @@ pub(crate) struct Repair {
     resume_ns: u64,
     /// It was told that copies lie in one failure domain.
     together: bool,
-}
-
-/// The pages to copy at a time.
-struct Piece(u32);
-
-impl Default for Piece {
-    fn default() -> Piece {
-        Piece(MOST)
-    }
-}
-
-impl Piece {
-    /// A piece took this long: the next is smaller if that was too long, and larger if it was
-    /// short.
-    fn took(&mut self, ns: u64) {
-        self.0 = match ns {
-            PIECE_NS.. => (self.0 / 2).max(LEAST),
-            ..SHORT_NS => (self.0 * 2).min(MOST),
-            _ => self.0,
-        };
-    }
 }
 
 impl House {
@@ -267,7 +236,7 @@ impl House {
         repair.buffers = Some(buffers);
         let _inside = self.base.threads.enter();
         let mut evictor = self.evictor_at_rest();
-        let (begun, pages) = (now_ns(), repair.piece.0);
+        let (begun, pages) = (now_ns(), repair.piece.pages());
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         // SAFETY: the buffers are this thread's, and nothing is under way on the lane.
         let next = unsafe { thread.lane.fill(&self.base.pool, index, nth, from, buffers.at(0), pages) };
@@ -303,7 +272,7 @@ impl House {
     }
 
     fn repair_buffers(&self) -> Option<Frames> {
-        let buffers = Frames::reserve(MOST as usize).ok()?;
+        let buffers = Frames::reserve(Piece::MOST as usize).ok()?;
         buffers.tell(&self.base.pool);
         Some(buffers)
     }
@@ -363,22 +332,5 @@ impl House {
             Protect::None => "what was on nodes taken out is elsewhere",
         };
         say(&format!("{whole}: {copied} copied in {ms} ms"));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_are_small_on_a_slow_link() {
-        let mut piece = Piece::default();
-        let mut after = |ns| {
-            piece.took(ns);
-            piece.0
-        };
-        assert_eq!([100_000, 300_000].map(&mut after), [MOST, MOST]);
-        assert_eq!([900_000, 600_000, 2_000_000, 2_000_000].map(&mut after), [32, 16, 8, LEAST]);
-        assert_eq!([300_000, 90_000, 90_000, 90_000, 90_000].map(&mut after), [4, 8, 16, 32, MOST]);
     }
 }

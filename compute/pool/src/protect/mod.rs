@@ -23,10 +23,12 @@ pub(crate) mod disk;
 mod domains;
 pub(crate) mod repair;
 pub(crate) mod reserve;
+mod throttle;
 
 pub use disk::Disk;
 pub use domains::Place;
 pub use repair::Lacks;
+pub use throttle::{Piece, SPELL_NS, Throttle};
 
 use crate::grants::Grants;
 use crate::homes::{HOMES, Home, State};

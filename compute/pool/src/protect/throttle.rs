@@ -1,4 +1,5 @@
-//! How fast repair copies: slower while the program's fetches take longer than they did before.
+//! How fast repair copies: slower while the program's fetches take longer than they did before; and how
+//! much at a time.
 //!
 //! ```text
 //!  nothing is copied ─► the median of the fetches is the usual one
@@ -18,12 +19,49 @@ const LOOK_NS: u64 = 100_000_000;
 /// Fetches without which nothing is known of how long they take.
 const FEW: u64 = 16;
 /// The longest pause, as a multiple of the work before it.
-pub const MOST: u64 = 8;
+const MOST: u64 = 8;
 /// The shortest pause is the work before it divided by this.
 const PARTS: u64 = 4;
 
+/// The longest that is copied without a pause.
+pub const SPELL_NS: u64 = 1_000_000;
+/// The time that a piece should take, at most.
+const PIECE_NS: u64 = 500_000;
+/// A piece that takes less is short.
+const SHORT_NS: u64 = PIECE_NS / 4;
+
+/// The pages to copy at a time, under the evictor's lock.
+pub struct Piece(u32);
+
+impl Default for Piece {
+    fn default() -> Piece {
+        Piece(Piece::MOST)
+    }
+}
+
+impl Piece {
+    /// Pages of a piece, at most and at least.
+    pub const MOST: u32 = 64;
+    const LEAST: u32 = 4;
+
+    /// How many pages to copy now.
+    pub fn pages(&self) -> u32 {
+        self.0
+    }
+
+    /// A piece took this long: the next is smaller if that was too long, and larger if it was
+    /// short.
+    pub fn took(&mut self, ns: u64) {
+        self.0 = match ns {
+            PIECE_NS.. => (self.0 / 2).max(Piece::LEAST),
+            ..SHORT_NS => (self.0 * 2).min(Piece::MOST),
+            _ => self.0,
+        };
+    }
+}
+
 /// See the module.
-pub(crate) struct Throttle {
+pub struct Throttle {
     seen: [u64; 160],
     looked_ns: u64,
     /// The median while nothing was copied; 0: not known.
@@ -97,6 +135,18 @@ mod tests {
         assert_eq!(after(3, 900), 40, "few fetches say nothing");
         assert_eq!((0..10).map(|_| after(50, 90)).last(), Some(40 * MOST), "it never stops");
         assert_eq!((0..10).map(|_| after(50, 20)).last(), Some(10));
+    }
+
+    #[test]
+    fn pieces_are_small_on_a_slow_link() {
+        let mut piece = Piece::default();
+        let mut after = |ns| {
+            piece.took(ns);
+            piece.pages()
+        };
+        assert_eq!([100_000, 300_000].map(&mut after), [Piece::MOST, Piece::MOST]);
+        assert_eq!([900_000, 600_000, 2_000_000, 2_000_000].map(&mut after), [32, 16, 8, Piece::LEAST]);
+        assert_eq!([300_000, 90_000, 90_000, 90_000, 90_000].map(&mut after), [4, 8, 16, 32, Piece::MOST]);
     }
 
     #[test]
