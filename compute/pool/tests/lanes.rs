@@ -7,7 +7,7 @@ mod common;
 
 use common::{all_done, alloc, fill, leave_once, mirror, node_in, page, pool, read, repaired, write};
 use farmem_pool::homes::State;
-use farmem_pool::{By, Lane, Pool, Protect, Standing};
+use farmem_pool::{By, Lane, Piece, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_protocol::lines::{self, Entry};
 use farmem_sim::Network;
@@ -141,6 +141,46 @@ fn a_filling_home_has_what_was_written_since() {
     assert_eq!(pool.losses().tend(), Ok(()));
     for (nth, &slot) in slots.iter().enumerate().filter(|(nth, _)| *nth != 15) {
         assert_eq!(read(&pool, &mut lane, slot), Ok(if nth < 10 { 2 } else { 1 }), "{nth}");
+    }
+}
+
+/// A piece that is to end early has copied what it posted, and the next one goes on behind it.
+#[test]
+fn a_piece_ends_when_it_is_told_to() {
+    let (networks, pool) = pool(&[2, 2]);
+    let slots = alloc(&pool, 20);
+    let (mut lane, index) = (Lane::new(), slots[0].slab_index());
+    slots.iter().enumerate().for_each(|(n, &slot)| assert_eq!(write(&pool, &mut lane, slot, n as u64), Ok(0)));
+    pool.moves().add_home(index).unwrap();
+    leave_once(&pool);
+    let first = pool.homes(index)[0].unwrap().0;
+    let mut buffers = vec![0_u8; 16 * PAGE_BYTES];
+    let mut copied = |from: u32, under_way: u32, asked: u32| {
+        let mut left = asked;
+        let goes_on = &mut || {
+            left = left.saturating_sub(1);
+            left > 0
+        };
+        let piece = Piece { pages: 16, under_way, goes_on };
+        // SAFETY: the buffers outlive the call, and nothing is under way.
+        let filled = unsafe { lane.fill(&pool, index, 1, from, buffers.as_mut_ptr(), piece) };
+        assert_eq!(lane.in_flight(), 0);
+        filled.map(|filled| (filled.next, filled.pages))
+    };
+    let places = slots.iter().map(|slot| slot.place());
+    assert!(places.eq(0..20), "a fresh slab");
+    assert_eq!(copied(0, 2, 6), Some((6, 6)));
+    assert_eq!(pool.moves().next_stale(index, 1, 0), Some(slots[6]));
+    assert_eq!(copied(6, 4, 0), Some((7, 1)), "one page at least");
+    assert_eq!(copied(7, 0, 4), Some((11, 4)), "one at a time at least");
+    assert_eq!(copied(11, 64, 64), Some((20, 9)));
+    assert_eq!(copied(20, 4, 4), None);
+    assert!(pool.moves().end_filling(index, 1) && pool.moves().drop_home(&mut lane, index, 0));
+    leave_once(&pool);
+    networks[first].kill_node();
+    assert_eq!(pool.losses().tend(), Ok(()));
+    for (n, &slot) in slots.iter().enumerate() {
+        assert_eq!(read(&pool, &mut lane, slot), Ok(n as u64));
     }
 }
 

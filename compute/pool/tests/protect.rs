@@ -4,7 +4,7 @@ mod common;
 
 use common::{all_there, alloc, leave_once, node, page, read, repaired, write};
 use farmem_pool::homes::State;
-use farmem_pool::{Lane, Pool, Protect, Standing};
+use farmem_pool::{Lane, Piece, Pool, Protect, Standing};
 use farmem_protocol::addr::{FarSlot, SLAB_BYTES};
 use farmem_sim::{Keeping, Network};
 use std::sync::Arc;
@@ -168,7 +168,8 @@ fn a_repair_that_is_broken_off_goes_on() {
     // SAFETY: the buffer is a page, and lives until the call returns.
     #[allow(unsafe_code)]
     unsafe {
-        lane.fill(pool, index, 1, 0, buffers.as_mut_ptr().cast(), 1)
+        let piece = Piece { pages: 1, under_way: 1, goes_on: &mut || true };
+        lane.fill(pool, index, 1, 0, buffers.as_mut_ptr().cast(), piece)
     };
     // Lost in the middle: the other copies are there.
     third.kill_node();
@@ -206,7 +207,8 @@ fn a_copy_that_was_half_made_heals() {
         // SAFETY: the buffer is four pages, and lives until the call returns.
         #[allow(unsafe_code)]
         unsafe {
-            lane.fill(pool, index, 1, 0, buffers.as_mut_ptr(), 4)
+            let piece = Piece { pages: 4, under_way: 2, goes_on: &mut || true };
+            lane.fill(pool, index, 1, 0, buffers.as_mut_ptr(), piece)
         };
         networks[0].kill_node();
         let _ = pool.losses().tend();

@@ -11,7 +11,7 @@ use crate::judge::{Broken, Judge, Verdict, holds};
 use farmem_control::api::Terms;
 use farmem_fabric::{ConnectOptions, Session};
 use farmem_pool::homes::State;
-use farmem_pool::{By, Disk, Lacks, Lane, MAX_NODES, Met, Pool, Protect, Slip, Standing};
+use farmem_pool::{By, Disk, Lacks, Lane, MAX_NODES, Met, Piece, Pool, Protect, Slip, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES};
 use farmem_protocol::random::Random;
 use farmem_sim::Network;
@@ -23,7 +23,7 @@ use std::time::Duration;
 pub use sealed::Spot;
 
 /// Pages that one step of repair copies.
-const CHUNK: u32 = 8;
+pub const CHUNK: u32 = 8;
 /// A wait of more rounds, of a second each, counts as endless.
 const ROUNDS: u32 = 100;
 
@@ -54,6 +54,8 @@ pub struct Host {
     copied: Vec<u8>,
     pages: Vec<Page>,
     next_page: u64,
+    /// Pages that repair has under way at a time.
+    pub under_way: u32,
     /// The home that is being filled: the slab's index, which home, and the next page.
     filling: Option<(u32, usize, u32)>,
     /// Slabs of which something could not be read: they are left alone until all others are repaired.
@@ -146,6 +148,7 @@ impl Host {
             copied: vec![0; CHUNK as usize * PAGE_BYTES],
             pages: Vec::new(),
             next_page: 0,
+            under_way: CHUNK,
             filling: None,
             stuck: Vec::new(),
             late_fills: Vec::new(),
@@ -412,16 +415,17 @@ impl Host {
         if self.mistake == Some(Mistake::FilledOutsideLock) {
             self.fill_late(index);
         }
+        let piece = Piece { pages: CHUNK, under_way: self.under_way, goes_on: &mut || true };
         // SAFETY: the buffers outlive the lane; nothing is under way on it.
-        let next = unsafe { self.writes.fill(self.pool, index, nth, from, self.copied.as_mut_ptr(), CHUNK) };
-        if next.is_none()
+        let filled = unsafe { self.writes.fill(self.pool, index, nth, from, self.copied.as_mut_ptr(), piece) };
+        if filled.is_none()
             && !self.pool.moves().end_filling(index, nth)
             && self.seals
             && self.pool.moves().next_stale(index, nth, 0).is_some()
         {
             self.stuck.push(index);
         }
-        self.filling = next.map(|next| (index, nth, next));
+        self.filling = filled.map(|filled| (index, nth, filled.next));
     }
 
     /// The mistake: fills a home without owning the lane of all write-back. It reads pages now, and

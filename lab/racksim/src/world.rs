@@ -4,7 +4,7 @@ mod lies;
 
 use crate::Mistake;
 use crate::control::{Control, TENANT_QUOTA, TENANTS};
-use crate::host::Host;
+use crate::host::{CHUNK, Host};
 use crate::judge::{Broken, Judge, Verdict, holds};
 use farmem_control::api::{Beat, Given, Orders, Share, Term, Terms, Want};
 use farmem_nic::tenants::Tenant;
@@ -146,6 +146,9 @@ impl World {
             Host::new(number, &with, protect, mistake)
         };
         let mut hosts: Vec<Host> = (0..HOSTS).map(|number| host(number, random.index(5))).collect();
+        // Seeds before have histories that tests name.
+        let under_way = if seed < 40_000_000 { CHUNK } else { 1 + (seed % u64::from(CHUNK)) as u32 };
+        hosts.iter_mut().for_each(|host| host.under_way = under_way);
         let lies = lies::Lies::of(seed);
         hosts.iter_mut().filter(|_| lies.may).for_each(|host| host.seal(mistake));
         let (control, judge) = (Control::new(mistake), Judge::default());

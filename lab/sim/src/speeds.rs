@@ -1,12 +1,12 @@
-//! Links of so many bits a second, and nodes that take time for what they do: for figures. Seeds go without.
+//! Links with a rate, and nodes that take time for their work: for figures. Seeds go without.
 //!
 //! ```text
-//!  host ─► its link ─► the node's link ─► node: takes the bytes, busy for so long a page
-//!  host ◄─ its link ◄─ the node's link ◄─ node: busy for so long a page, one after the other
+//!  host ─► its link ─► the node's link ─► node: busy for a time for each page
+//!  host ◄─ its link ◄─ the node's link ◄─ node: busy for a time for each page, one after the other
 //! ```
 //!
-//! Each is one server, first come, first served. A host's link is one for all of its networks. A node works in
-//! rounds: what has come while it was busy is taken in by the next round.
+//! Each is one server, first come, first served. A host has one link for all its networks. A node works in
+//! rounds: the next round takes in all bytes that came while it was busy.
 
 use farmem_sys::sync::Lock;
 use std::collections::VecDeque;

@@ -5,15 +5,16 @@
 //!                                                                     │ it was to leave a node: drop_home
 //! ```
 //!
-//! By the background thread, a little at a time: pieces under the evictor's lock, then a pause
-//! that is longer while fetches take longer than usual ([`farmem_pool::Throttle`]). Nothing is
-//! kept between pieces but where to go on, so that a fork, a loss and the end of the process may
+//! By the background thread, a little at a time: pieces under the evictor's lock, then a pause. How
+//! many pages are under way, and how long it pauses, is decided by how long fetches take meanwhile
+//! ([`farmem_pool::Throttle`]). Nothing is kept between pieces but where to go on, so that a fork, a loss and the end of the process may
 //! come at any time. The slabs' words and stale bits have all that must be known.
 //!
-//! *What a fault waits for.* A fault that must evict waits for the piece that is being copied, and
-//! for no other ([`crate::out::turns`]). A piece is a READ and a WRITE of few pages: fewer on a slow
-//! link, so that it takes about half a millisecond. Write-back under way is awaited before a piece, with
-//! the lock free between looks.
+//! *What a fault waits for.* A fault that must evict ends the piece that is being copied, and waits
+//! for the few pages of it that are under way ([`crate::out::turns`]). Other takers of the lock wait
+//! for less than half a millisecond, because a piece posts READs for [`POSTS_NS`]. On a slow link
+//! fewer pages are under way. Write-back under way is awaited before a piece, with the lock free
+//! between looks.
 
 #![allow(unsafe_code)] // Copies through buffers.
 
@@ -22,7 +23,7 @@ use crate::ending::{die, say};
 use crate::out::batch::Evictor;
 use crate::page::Frames;
 use crate::thread::Thread;
-use farmem_pool::{Back, Disk, Lacks, Piece, Protect, SPELL_NS, Throttle};
+use farmem_pool::{Back, Disk, Filled, Lacks, POSTS_NS, Piece, Protect, SPELL_NS, Throttle};
 use farmem_protocol::addr::PAGE_BYTES;
 use farmem_protocol::units::bytes;
 use farmem_run::{Choice, exit};
@@ -31,6 +32,8 @@ use farmem_sys::sync::Held;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// Pages of a piece, at most.
+const PIECE: u32 = 128;
 /// Looks whether write-back is done, with the lock free between them. After these it is awaited
 /// under the lock, because a program that evicts all the time always has some under way.
 const LOOKS: u32 = 32;
@@ -44,14 +47,13 @@ const STUCK_NS: u64 = 1_000_000_000;
 /// Where a repair is. Of the background thread.
 #[derive(Default)]
 pub(crate) struct Repair {
-    /// [`Piece::MOST`] pages of near memory, once there was something to copy.
+    /// [`PIECE`] pages of near memory, once there was something to copy.
     buffers: Option<Frames>,
     /// The slab and its home that are being filled, and the place to go on from.
     filling: Option<(u32, usize, u32)>,
     /// Slabs of which something could not be read, and until when they are left alone: others may be
     /// repaired meanwhile.
     stuck: Vec<(u32, u64)>,
-    piece: Piece,
     /// Pages copied since nothing was lacking, and when that was.
     pages: u64,
     begun_ns: u64,
@@ -99,12 +101,14 @@ impl House {
         }
         repair.look_ns = begun + LOOK_NS;
         self.tell_together(repair);
+        repair.throttle.begins(&self.base.counters.latency, begun);
         while self.repair_step(repair) {
             let spent = now_ns() - begun;
             if spent > SPELL_NS {
                 return Some(self.pause(repair, spent));
             }
         }
+        repair.throttle.ends(&self.base.counters.latency);
         // Threads may not have left yet.
         repair.filling.map(|_| 1_000_000)
     }
@@ -112,8 +116,10 @@ impl House {
     /// How long to pause after a spell of copying.
     fn pause(&self, repair: &mut Repair, spent: u64) -> u64 {
         let counters = &self.base.counters;
-        let pause = repair.throttle.pause(&counters.latency, now_ns(), spent);
-        repair.resume_ns = now_ns() + pause;
+        let now = now_ns();
+        repair.throttle.ends(&counters.latency);
+        let pause = repair.throttle.pause(now, spent);
+        repair.resume_ns = now + pause;
         counters.repair_slowed.store(u64::from(repair.throttle.is_slow()), Ordering::Relaxed);
         pause
     }
@@ -129,7 +135,7 @@ impl House {
         match self.base.pool.repair().may_lack().then(|| self.base.pool.repair().lacks_but(&stuck)).flatten() {
             None => {
                 self.tell_repaired(repair);
-                repair.throttle.rests(&self.base.counters.latency, now_ns());
+                repair.throttle.rests(&self.base.counters.latency);
                 self.base.counters.repair_slowed.store(0, Ordering::Relaxed);
                 false
             }
@@ -236,13 +242,15 @@ impl House {
         repair.buffers = Some(buffers);
         let _inside = self.base.threads.enter();
         let mut evictor = self.evictor_at_rest();
-        let (begun, pages) = (now_ns(), repair.piece.pages());
+        let begun = now_ns();
+        let mut goes_on = || !self.out.turns.is_wished() && now_ns() - begun < POSTS_NS;
+        let piece = Piece { pages: PIECE, under_way: repair.throttle.under_way(), goes_on: &mut goes_on };
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         // SAFETY: the buffers are this thread's, and nothing is under way on the lane.
-        let next = unsafe { thread.lane.fill(&self.base.pool, index, nth, from, buffers.at(0), pages) };
+        let filled = unsafe { thread.lane.fill(&self.base.pool, index, nth, from, buffers.at(0), piece) };
         self.base.count(&self.base.counters.wire_out, thread.lane.take_sent());
-        if next.is_some() {
-            repair.piece.took(now_ns() - begun);
+        if let Some(Filled { pages, .. }) = filled {
+            repair.throttle.took(now_ns() - begun);
             repair.pages += u64::from(pages);
             self.base.count(&self.base.counters.repaired_bytes, u64::from(pages) * PAGE_BYTES as u64);
         } else if !self.base.pool.moves().end_filling(index, nth)
@@ -250,7 +258,7 @@ impl House {
         {
             repair.stuck.push((index, now_ns() + STUCK_NS));
         }
-        repair.filling = next.map(|next| (index, nth, next));
+        repair.filling = filled.map(|filled| (index, nth, filled.next));
         true
     }
 
@@ -272,7 +280,7 @@ impl House {
     }
 
     fn repair_buffers(&self) -> Option<Frames> {
-        let buffers = Frames::reserve(Piece::MOST as usize).ok()?;
+        let buffers = Frames::reserve(PIECE as usize).ok()?;
         buffers.tell(&self.base.pool);
         Some(buffers)
     }

@@ -1,9 +1,9 @@
 //! Whose turn it is at a lock: a thread that needs room goes before repair.
 //!
 //! ```text
-//!  fault    wish ─► lock ─► evict ─► unlock         waits for the piece that is being copied, for no other
+//!  fault    wish ─► lock ─► evict ─► unlock         waits for the end of the piece that is being copied
 //!  repair   no wish? ─► lock ─► no wish? ─► copy a piece ─► unlock
-//!                └── wait ◄──────┘ unlock
+//!                └── wait ◄──────┘ unlock    └ a wish ends it with what is under way
 //! ```
 //!
 //! The lock alone is not enough. The thread that releases it usually takes it again first, because
@@ -35,7 +35,8 @@ impl Turns {
         Wish(self)
     }
 
-    fn is_wished(&self) -> bool {
+    /// Whether a thread waits for the lock.
+    pub fn is_wished(&self) -> bool {
         self.wishes.load(Ordering::SeqCst) > 0
     }
 

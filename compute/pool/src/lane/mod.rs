@@ -49,6 +49,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 pub use striped::Change;
 use striped::Striped;
+pub use writes::{Filled, Piece};
 
 /// How an operation ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,6 +15,25 @@ use farmem_sys::lines::Seed;
 use farmem_sys::memory::copy_bytes;
 use std::time::Duration;
 
+/// How much [`Lane::fill`] copies at a time.
+pub struct Piece<'a> {
+    /// Pages, at most.
+    pub pages: u32,
+    /// Pages under way at a time, at most.
+    pub under_way: u32,
+    /// Asked before each READ but the first: on false the piece ends with what is under way.
+    pub goes_on: &'a mut dyn FnMut() -> bool,
+}
+
+/// What [`Lane::fill`] has copied, as far as it could be read.
+#[derive(Clone, Copy, Debug)]
+pub struct Filled {
+    /// The place behind the last page.
+    pub next: u32,
+    /// How many.
+    pub pages: u32,
+}
+
 impl Lane {
     /// Posts a WRITE of a part of a slot, to each home that takes pages.
     ///
@@ -176,8 +195,8 @@ impl Lane {
     }
 
     /// Copies slots to the filling home `nth` of a slab, which lacks them. Begins at the place
-    /// `from`, copies at most `pages` slots, and waits until they are done. Returns the place
-    /// behind the last, or `None` at the slab's end.
+    /// `from`, copies a piece, and waits until it is done. `None`: nothing is lacking up to the
+    /// slab's end.
     ///
     /// Call it on the lane of all write-back, while nothing else is posted. Its READs come behind
     /// every WRITE posted before. A page that leaves meanwhile clears its stale bit, so its slot is
@@ -185,8 +204,8 @@ impl Lane {
     /// does not open is not copied: the home goes on lacking it.
     ///
     /// # Safety
-    /// `buffers` must be `pages` pages, writable and near. No other operation may be under way on
-    /// the lane.
+    /// `buffers` must be `piece.pages` pages, writable and near. No other operation may be under way
+    /// on the lane.
     pub unsafe fn fill(
         &mut self,
         pool: &Pool,
@@ -194,11 +213,11 @@ impl Lane {
         nth: usize,
         from: u32,
         buffers: *mut u8,
-        pages: u32,
-    ) -> Option<u32> {
-        let mut slots = Vec::with_capacity(pages as usize);
+        piece: Piece<'_>,
+    ) -> Option<Filled> {
+        let mut slots = Vec::with_capacity(piece.pages as usize);
         let mut at = from;
-        while slots.len() < pages as usize
+        while slots.len() < piece.pages as usize
             && let Some(slot) = pool.moves().next_stale(index, nth, at)
         {
             slots.push(slot);
@@ -214,38 +233,46 @@ impl Lane {
         let home = pool.tables.homes.home(word, nth);
         // SAFETY: one page of the buffers for each, this call's until it returns.
         let buffer = |i: usize| unsafe { buffers.add(i * PAGE_BYTES) };
-        let (mut done, mut written, mut absent) = (Vec::new(), Vec::new(), Vec::new());
-        // READs have even tags, WRITEs odd ones.
-        for (i, &slot) in slots.iter().enumerate() {
-            // SAFETY: as above.
-            unsafe { self.read(pool, 2 * i as u64, slot, 0, buffer(i), PAGE_BYTES as u32) };
-        }
-        self.doorbell(pool);
-        // The pages that have come are written while the others are on their way.
-        while self.in_flight() > 0 || !done.is_empty() {
-            if done.is_empty() {
-                self.wait(pool, &mut done, Duration::from_secs(1));
+        let (mut done, mut come, mut absent) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut posted, mut under_way) = (0, 0);
+        loop {
+            while under_way < piece.under_way.max(1) && posted < slots.len() {
+                if posted > 0 && !(piece.goes_on)() {
+                    slots.truncate(posted);
+                    break;
+                }
+                // READs have even tags, WRITEs odd ones.
+                let tag = 2 * posted as u64;
+                // SAFETY: as above.
+                unsafe { self.read(pool, tag, slots[posted], 0, buffer(posted), PAGE_BYTES as u32) };
+                (posted, under_way) = (posted + 1, under_way + 1);
             }
-            let is_read = |done: &Done| done.tag.is_multiple_of(2);
-            written.extend(done.iter().filter(|done| !is_read(done)).cloned());
-            let read = done.drain(..).filter(is_read);
-            let (come, missing): (Vec<Done>, Vec<Done>) = read.partition(|done| done.result.is_ok());
-            let at = |done: Done| done.tag as usize / 2;
-            absent.extend(missing.into_iter().map(at).map(|i| slots[i]));
-            // SAFETY: as above; the READs are done.
-            let page = |i: usize| unsafe { std::slice::from_raw_parts(buffer(i), PAGE_BYTES) };
-            let opens = |i: &usize| pool.is_sound(slots[*i], page(*i));
-            let come: Vec<usize> = come.into_iter().map(at).filter(opens).collect();
-            self.fill_with(pool, (nth, home), come.into_iter().map(|i| (2 * i as u64 + 1, slots[i], buffer(i))));
             self.doorbell(pool);
-        }
-        for done in written.iter().filter(|done| done.result.is_ok()) {
-            // The bit is cleared only now that the WRITE is acknowledged. A READ of another thread
-            // could overtake the WRITE.
-            pool.tables.homes.set_stale(word, nth, slots[done.tag as usize / 2].place(), false);
+            if self.in_flight() == 0 {
+                break;
+            }
+            self.wait(pool, &mut done, Duration::from_secs(1));
+            for Done { tag, result, .. } in done.drain(..) {
+                let (i, is_read) = (tag as usize / 2, tag.is_multiple_of(2));
+                // SAFETY: as above; the operation is done.
+                let sound = || pool.is_sound(slots[i], unsafe { std::slice::from_raw_parts(buffer(i), PAGE_BYTES) });
+                match result {
+                    Ok(_) if is_read && sound() => come.push(i),
+                    // The bit is cleared only now that the WRITE is acknowledged. A READ of another
+                    // thread could overtake the WRITE.
+                    Ok(_) if !is_read => _ = pool.tables.homes.set_stale(word, nth, slots[i].place(), false),
+                    Err(_) if is_read => absent.push(slots[i]),
+                    _ => {}
+                }
+                // A page on its way to the disk is on no link.
+                let ended = if home.node == DISK { is_read } else { !is_read || come.last() != Some(&i) };
+                under_way -= u32::from(ended);
+            }
+            // The pages that have come are written while others are on their way.
+            self.fill_with(pool, (nth, home), come.drain(..).map(|i| (2 * i as u64 + 1, slots[i], buffer(i))));
         }
         self.give_zeros(pool, &absent);
-        Some(at)
+        slots.last().map(|last| Filled { next: last.place() + 1, pages: slots.len() as u32 })
     }
 
     /// Makes stripes whole of which a filling home lacks a page that cannot be had, where nobody

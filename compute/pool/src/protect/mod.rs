@@ -28,7 +28,7 @@ mod throttle;
 pub use disk::Disk;
 pub use domains::Place;
 pub use repair::Lacks;
-pub use throttle::{Piece, SPELL_NS, Throttle};
+pub use throttle::{POSTS_NS, SPELL_NS, Throttle};
 
 use crate::grants::Grants;
 use crate::homes::{HOMES, Home, State};

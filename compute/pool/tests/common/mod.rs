@@ -4,7 +4,7 @@
 #![allow(dead_code)] // Each test uses a part.
 
 use farmem_fabric::{ConnectOptions, Lost, Session};
-use farmem_pool::{Lacks, Lane, Pool};
+use farmem_pool::{Lacks, Lane, Piece, Pool};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES};
 use farmem_sim::{Network, Weather};
 use std::sync::Arc;
@@ -100,9 +100,12 @@ pub fn fill(pool: &Pool, lane: &mut Lane, index: u32, nth: usize) -> bool {
     const PAGES: u32 = 8;
     let mut buffers = vec![0u8; PAGES as usize * PAGE_BYTES];
     let mut from = 0;
-    // SAFETY: the buffers live until the call returns, with nothing under way.
-    while let Some(next) = unsafe { lane.fill(pool, index, nth, from, buffers.as_mut_ptr(), PAGES) } {
-        from = next;
+    loop {
+        let piece = Piece { pages: PAGES, under_way: 3, goes_on: &mut || true };
+        // SAFETY: the buffers live until the call returns, with nothing under way.
+        let filled = unsafe { lane.fill(pool, index, nth, from, buffers.as_mut_ptr(), piece) };
+        let Some(filled) = filled else { break };
+        from = filled.next;
     }
     pool.moves().end_filling(index, nth)
 }

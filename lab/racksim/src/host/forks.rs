@@ -15,6 +15,7 @@ impl Host {
             pages: self.pages.clone(),
             next_page: self.next_page,
             joined: self.joined.clone(),
+            under_way: self.under_way,
             ..Host::with(number, pool, self.protect, self.mistake)
         })
     }
