@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A block that fills a place of one of a few sizes (or is small) is one object of type Block. It is sent from
-//! where it lies in its writer's memory. If the writer changes it meanwhile, it is damaged: it is taken out
-//! when it is read, and others look past it. Larger ones have parts.
+//! where it lies in its writer's memory, and so are parts. If the writer changes it meanwhile, it is damaged: it is
+//! taken out when it is read, and others look past it. Larger ones have parts.
 //!
 //! Parts are sized so that each fills a piece of memory, and their hashes spread them over the
 //! nodes. A writer stores the parts first, then the head if there is none: with it the whole block
@@ -309,6 +309,12 @@ fn block_of(key: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
 /// Whether a key is that of a part.
 pub(crate) fn is_part(key: &[u8]) -> bool {
     key.starts_with(PART)
+}
+
+/// Whether an object was sent from where its value lies in its writer's memory. If the writer has
+/// changed it meanwhile, its checksum is wrong.
+pub(crate) fn is_lent(object: &Object) -> bool {
+    object.kind() == Type::Block || is_part(object.key())
 }
 
 /// Takes out a part of which the writer is gone, unless its block is there; whether it did.

@@ -226,7 +226,13 @@ impl Keyspace {
                     if !self.has_ended(&there) {
                         return Ok(false);
                     }
-                    self.find(io, key).await?;
+                    match self.find(io, key).await {
+                        // It is damaged, and would count as absent in any case.
+                        Err(Trouble::Corrupt) if there.kind() == Type::Block => {
+                            self.discard(io, key, None).await?;
+                        }
+                        found => drop(found?),
+                    }
                     io.pause(1).await;
                 }
                 Err(Trouble::Full) => {

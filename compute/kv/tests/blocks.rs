@@ -2,9 +2,11 @@
 
 use farmem_fabric::NodeAddr;
 use farmem_kv::blocks::MAX_BLOCK;
+use farmem_kv::layout::{Geometry, Hash, ROOT_BITS};
 use farmem_kv::{Act, Config, Failed, Op, Outcome, Store, Trouble};
 use farmem_memory::Node;
 use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
 
 fn node(name: &str) -> (Node, String) {
     let socket = std::env::temp_dir().join(format!("farmem-blocks-{name}-{}.sock", std::process::id()));
@@ -101,33 +103,152 @@ fn operations_are_taken_when_they_begin_and_told_when_they_end() {
     assert_eq!(found, 700);
 }
 
+/// Bytes of which no part comes twice.
+fn noise(len: usize) -> Vec<u8> {
+    let mut random = farmem_protocol::random::Random::new(1);
+    (0..len).map(|_| random.bits() as u8).collect()
+}
+
+/// Alters the blocks that have these bytes, as if their writer had changed them while they were sent; how many.
+fn damage(address: &str, bytes: &[u8]) -> usize {
+    let memory = farmem::Memory::builder().node(address).region("blocks").partial(true).connect().expect("the region");
+    let mut damaged = 0;
+    for piece in memory.pieces().expect("pieces") {
+        let mut there = vec![0; piece.bytes as usize];
+        memory.read(piece.at, &mut there).expect("read");
+        for (at, _) in there.windows(bytes.len()).enumerate().filter(|(_, window)| *window == bytes) {
+            memory.write(piece.at + at as u64, &[0; 8]).expect("written");
+            damaged += 1;
+        }
+    }
+    damaged
+}
+
+/// A key that is looked for among the same slots as another one, and by the same fingerprint.
+fn meeting(key: &[u8]) -> Vec<u8> {
+    let meets = |one: Hash, other: Hash| {
+        let buckets = |hash: Hash| hash.buckets(Geometry::STORE.buckets);
+        one.path() >> (31 - ROOT_BITS) == other.path() >> (31 - ROOT_BITS)
+            && one.fingerprint() == other.fingerprint()
+            && buckets(one).iter().any(|bucket| buckets(other).contains(bucket))
+    };
+    let own = Hash::of(key);
+    let names = (0u32..).map(|n| format!("meets {n}").into_bytes());
+    names.into_iter().find(|name| meets(Hash::of(name), own)).expect("one in 65 000")
+}
+
+/// Tends a store until something is so.
+fn until(store: &mut Store, what: &str, mut is_so: impl FnMut(&mut Store) -> bool) {
+    let begun = Instant::now();
+    while !is_so(store) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+        store.tend().expect("tended");
+    }
+}
+
+/// A front end that is gone has left a long value. Whether that is still wanted is looked up among the slots
+/// where a damaged block of another front end is.
+#[test]
+fn a_damaged_block_stops_no_takeover() {
+    let (_node, address) = node("stops");
+    let mut stays = Store::open("blocks", &[&address]).expect("a store");
+    let mut dies = Store::open("blocks", &[&address]).expect("a store");
+    let (bytes, long) = (noise(64 << 10), block(3_000_000, 1));
+    let name = meeting(b"farmem:block:k");
+    assert_eq!(put(&mut stays, "k", &bytes), Outcome::Done);
+    dies.put(&name, &long).expect("stored");
+    // It goes when its memory was taken over.
+    dies.put(&[&b"farmem:part:"[..], &[7; 20], b"half"].concat(), b"part").expect("stored");
+    assert_eq!(damage(&address, &bytes[1024..1088]), 1);
+    drop(dies);
+    until(&mut stays, "it is not taken over", |stays| {
+        let (keys, _) = stays.scan(0, 1000).expect("keys");
+        !keys.iter().any(|key| key.starts_with(b"farmem:part:"))
+    });
+    // More than the node has: what is replaced comes back.
+    (0..150).for_each(|n| stays.put(b"replaced", &block(3_000_000, n)).expect("stored"));
+    assert_eq!(stays.get(&name).expect("read").as_deref(), Some(&long[..]));
+    assert!(get(&mut stays, "k").is_none());
+    assert_eq!(put(&mut stays, "k", &bytes), Outcome::Done);
+}
+
+/// A part of a block is sent from its writer's memory, too.
+#[test]
+fn a_damaged_part_harms_no_other_key() {
+    let (_node, address) = node("damaged part");
+    let mut store = Store::open("blocks", &[&address]).expect("a store");
+    let bytes = noise(3_000_000);
+    assert_eq!(put(&mut store, "k", &bytes), Outcome::Done);
+    let (keys, _) = store.scan(0, 1000).expect("keys");
+    let names: Vec<Vec<u8>> =
+        keys.iter().filter(|key| key.starts_with(b"farmem:part:")).map(|key| meeting(key)).collect();
+    assert!(names.len() > 1);
+    assert_eq!(damage(&address, &bytes[100_000..100_064]), 1);
+    let begun = Instant::now();
+    for name in &names {
+        assert_eq!(store.get(name).expect("read").as_deref(), None);
+        store.put(name, b"value").expect("stored");
+        assert_eq!(store.get(name).expect("read").as_deref(), Some(&b"value"[..]));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(3), "it took {:?}", begun.elapsed());
+    let file = std::env::temp_dir().join(format!("farmem-blocks-saved-{}", std::process::id()));
+    let config = Config::of("blocks", &[&address]);
+    farmem_kv::serve::save(&config, &file).expect("saved");
+    std::fs::remove_file(&file).expect("a file");
+    // It is left to another front end, whose new values need places of the part's size.
+    store.close().expect("left");
+    let mut store = Store::open("blocks", &[&address]).expect("a store");
+    for n in 0..60u32 {
+        store.put(&n.to_le_bytes(), &block(2_000_000, n as usize)).expect("stored");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // A piece may be nobody's yet: the store, which claims it, makes no call meanwhile.
+    let problems = |config: &Config| -> Vec<String> {
+        let counts = farmem_kv::serve::check(config).expect("counted");
+        counts.into_iter().flat_map(|(_, count)| count.problems).filter(|told| told.contains("object")).collect()
+    };
+    let found = problems(&config);
+    assert!(found.len() == 1 && found[0].contains("checksum"), "{found:?}");
+    store.tend().expect("tended");
+    assert!(get(&mut store, "k").is_none());
+    assert_eq!(problems(&config), Vec::<String>::new());
+    assert_eq!(put(&mut store, "k", &bytes), Outcome::Done);
+    assert!(get(&mut store, "k").is_some_and(|found| found == bytes));
+    for name in &names {
+        assert_eq!(store.get(name).expect("read").as_deref(), Some(&b"value"[..]));
+    }
+}
+
+/// A damaged block that has ended goes when another is put in its place.
+#[test]
+fn a_damaged_block_that_has_ended_is_replaced() {
+    let (_node, address) = node("ended");
+    let mut wrote = Store::open("blocks", &[&address]).expect("a store");
+    let mut store = Store::open("blocks", &[&address]).expect("a store");
+    let bytes = noise(64 << 10);
+    let now_ms = std::time::UNIX_EPOCH.elapsed().expect("a time").as_millis() as u64;
+    let ends = Act::PutBlock { block: bytes.clone(), expiry: Some(now_ms + 1000) };
+    // Its front end would sweep it, and makes no call from here on.
+    assert_eq!(one(&mut wrote, "k", ends), Outcome::Done);
+    assert_eq!(damage(&address, &bytes[1024..1088]), 1);
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(put(&mut store, "k", &bytes), Outcome::Done);
+    assert!(get(&mut store, "k").is_some_and(|found| found == bytes));
+}
+
 /// A block whose writer has changed it meanwhile is absent, and can be put again. Other keys, and the front end that
 /// takes the memory over, look past it.
 #[test]
 fn a_damaged_block_harms_no_other_key() {
     let (_node, address) = node("damaged");
     let mut store = Store::open("blocks", &[&address]).expect("a store");
-    let mut seed = 1u64;
-    let mut random = || {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 40) as u8
-    };
-    let bytes: Vec<u8> = (0..64 << 10).map(|_| random()).collect();
+    let bytes = noise(64 << 10);
     for key in ["one", "other"] {
         assert_eq!(put(&mut store, key, &bytes), Outcome::Done);
     }
     (0..2000).for_each(|n: u32| store.put(&n.to_le_bytes(), b"value").expect("stored"));
-    let memory = farmem::Memory::builder().node(&address).region("blocks").partial(true).connect().expect("the region");
-    let (part, mut damaged) = (&bytes[1024..1088], 0);
-    for piece in memory.pieces().expect("pieces") {
-        let mut there = vec![0; piece.bytes as usize];
-        memory.read(piece.at, &mut there).expect("read");
-        let places: Vec<usize> = (0..there.len() - 64).filter(|&at| &there[at..at + 64] == part).collect();
-        for at in places {
-            memory.write(piece.at + at as u64, &[0; 8]).expect("written");
-            damaged += 1;
-        }
-    }
+    let damaged = damage(&address, &bytes[1024..1088]);
     assert_eq!(damaged, 2);
     assert!(get(&mut store, "one").is_none());
     assert_eq!((put(&mut store, "one", &bytes), get(&mut store, "one").as_deref()), (Outcome::Done, Some(&bytes[..])));

@@ -11,19 +11,19 @@
 //! *sweeping*.
 
 mod count;
+mod referred;
 mod scavenge;
 
 pub use count::Count;
 
-use crate::blocks::is_part;
+use crate::blocks::{is_lent, is_part};
 use crate::layout::{
     At, EXTENT, HEAD_BYTES, Hash, Kind, LARGE, MEMBERS, Member, Owner, PIECE_HEADER, SLOTS, Slot, UNIT, class_bytes,
     word,
 };
-use crate::long::{self, List};
+use crate::long::List;
 use crate::object::{Header, Object, Type};
 use crate::rules::Bug;
-use crate::segments;
 use crate::shard::Trouble;
 use crate::shard::copies::{Counted, Words};
 use crate::shard::heap::{Place, SEGMENT, Use, second};
@@ -34,7 +34,7 @@ use crate::shard::reach::Reach;
 use crate::shard::space::{Left, Space};
 use crate::task::{Answer, Io, Verb, join};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -141,56 +141,6 @@ impl Recovery {
     async fn referrer(&self, io: &Io, hash: Hash, at: At) -> Option<(At, Slot)> {
         let slots = self.judged(io, hash).await;
         slots.into_iter().find(|(_, slot)| slot.is_used() && slot.at(self.reach.node) == at)
-    }
-
-    /// The objects of a key with this fingerprint that the index refers to, but those of inserts that
-    /// are not decided. `None`: this front end is shut out. The caller's section keeps them.
-    async fn decided(&self, io: &Io, hash: Hash) -> Option<Vec<Object>> {
-        loop {
-            let slots = self.judged(io, hash).await;
-            let alike = |slot: &Slot| slot.is_used() && !slot.is_pending() && slot.fingerprint() == hash.fingerprint();
-            let alike: Vec<Slot> = slots.into_iter().map(|(_, slot)| slot.thawed()).filter(alike).collect();
-            let objects = self.index.objects(io, &alike).await;
-            if let Some(objects) = objects.into_iter().collect() {
-                return Some(objects);
-            }
-            if self.reach.shut_out.get() {
-                return None;
-            }
-            io.pause(1).await;
-        }
-    }
-
-    /// Whether the index refers to a long value. An insert that is not decided is a dead front
-    /// end's and stays undecided, because the number is its own.
-    async fn refers_to_long(&self, io: &Io, hash: Hash, number: u64) -> bool {
-        // Objects that are read are not reused meanwhile.
-        let _section = self.space.section();
-        let objects = self.decided(io, hash).await;
-        objects.is_none_or(|objects| objects.iter().any(|object| long::number(object) == Some(number)))
-    }
-
-    /// The places of the segments that heads list under this hash. As for long values, an insert
-    /// that is not decided does not count: it lists none but its own writer's. `None`: this front end
-    /// is shut out.
-    pub(super) async fn listed(&self, io: &Io, hash: Hash) -> Option<HashSet<At>> {
-        // Objects that are read are not reused meanwhile.
-        let _section = self.space.section();
-        let objects = self.decided(io, hash).await?;
-        let own = objects.iter().filter(|object| object.hash() == hash);
-        Some(own.flat_map(|head| segments::places(head, self.reach.node)).collect())
-    }
-
-    /// Which of these segments are live.
-    async fn live_segments(&self, io: &Io, all: &[(At, u64)]) -> HashSet<At> {
-        let mut by_hash: BTreeMap<u64, Vec<At>> = BTreeMap::new();
-        all.iter().for_each(|&(at, hash)| by_hash.entry(hash).or_default().push(at));
-        let mut live = HashSet::new();
-        for (hash, places) in by_hash {
-            let listed = self.listed(io, Hash(hash)).await;
-            live.extend(places.into_iter().filter(|at| listed.as_ref().is_none_or(|listed| listed.contains(at))));
-        }
-        live
     }
 
     /// Whether the object at `at` is live. An insert of it that was never decided is undone.
@@ -445,7 +395,7 @@ impl Recovery {
             let object = content.get(start..start + step as usize).unwrap_or_default();
             let version = later(object, shown.get(start..start + step as usize).unwrap_or_default());
             // A damaged block is still its slot's: its place is not free.
-            let damaged = || brief::of(object).filter(|object| object.kind() == Type::Block);
+            let damaged = || brief::of(object).filter(is_lent);
             let object = Object::decode(object.to_vec()).or_else(damaged);
             let verdict = object.as_ref().filter(|object| object.kind() == Type::Verdict);
             if let Some(verdict) = verdict.filter(|_| !self.reach.rules.get().broken(Bug::DropLocks)) {

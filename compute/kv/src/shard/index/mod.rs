@@ -39,9 +39,10 @@ pub use cache::{Cache, Known};
 pub use insert::Inserted;
 pub use trie::Trie;
 
+use crate::blocks;
 use crate::layout::{At, Geometry, Hash, LARGE, SLOTS, Slot, UNIT, class_bytes, word};
 use crate::long;
-use crate::object::{self, Object, Type, Value};
+use crate::object::{self, Object, Value};
 use crate::rules::Bug;
 use crate::shard::lease::Quiet;
 use crate::shard::near::Near;
@@ -208,7 +209,7 @@ impl Index {
         let objects = if whole { self.objects(io, &referred).await } else { self.briefs(io, &referred).await };
         for (&(at, slot), object) in alike.iter().zip(objects) {
             match object {
-                // Nobody's look may stumble over a damaged block of another key.
+                // No look may stumble over a damaged block of another key.
                 None => match self.damaged_in(io, (at, slot)).await {
                     Some(block) if block.key() != key => {}
                     Some(_) => return Seen::Damaged,
@@ -223,16 +224,17 @@ impl Index {
         Seen::Absent(alike)
     }
 
-    /// The damaged block ([`crate::blocks`]) to which a slot refers now.
+    /// The damaged block, or part of one, to which a slot refers now.
     #[cold]
-    async fn damaged_in(&self, io: &Io, (at, slot): (At, Slot)) -> Option<Object> {
+    pub(crate) async fn damaged_in(&self, io: &Io, (at, slot): (At, Slot)) -> Option<Object> {
         let block = self.damaged(io, slot).await?;
         (word(&self.reach.read(io, at, 8).await, 0) == slot.0).then_some(block)
     }
 
-    /// A block whose bytes its writer has changed while they were sent: it has a key, and its checksum is wrong.
+    /// What a slot refers to, if its writer may have changed the bytes while they were sent: it has a key, and its
+    /// checksum is wrong.
     pub(crate) async fn damaged(&self, io: &Io, slot: Slot) -> Option<Object> {
-        self.briefs(io, &[slot]).await.pop().flatten().filter(|object| object.kind() == Type::Block)
+        self.briefs(io, &[slot]).await.pop().flatten().filter(blocks::is_lent)
     }
 
     /// The key's object. Takes no verb if this front end is alone and has cached the object. Takes
