@@ -33,7 +33,7 @@ mod seized;
 pub use batch::There;
 pub use decided::Changes;
 pub use seized::Seized;
-pub(crate) use seized::is_enough;
+pub(crate) use seized::{Changed, is_enough};
 
 use crate::keyspace::Keyspace;
 use crate::layout::{At, Hash, LOCK_BYTES, Slot, class_of};

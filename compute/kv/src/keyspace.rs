@@ -5,7 +5,7 @@
 
 mod walk;
 
-use crate::atomic::is_enough;
+use crate::atomic::{Changed, is_enough};
 use crate::blocks;
 use crate::layout::{Hash, LARGE, PIECE_HEADER, class_of};
 use crate::object::{self, Object, Type, Value};
@@ -291,12 +291,15 @@ impl Keyspace {
         mut change: impl FnMut(Option<&Found>, Option<&Object>) -> Result<Change<T>, E>,
     ) -> Result<T, E> {
         let shard = self.shard(key);
-        let (mut lost, mut lent) = (0u32, segments::Lent::default());
+        let (mut lost, mut lent, mut seizes) = (0u32, segments::Lent::default(), true);
         loop {
-            if is_enough(lost) {
+            if seizes && is_enough(lost) {
                 // Others change it faster than `change` can be worked out.
-                if let Some(outcome) = Box::pin(self.update_seized(io, key, &mut change)).await? {
-                    return Ok(outcome);
+                match Box::pin(self.update_seized(io, key, &mut change)).await? {
+                    Changed::Done(outcome) => return Ok(outcome),
+                    Changed::Disturbed => {}
+                    // It goes on as it began: parts of the value are changed in less time than all of it.
+                    Changed::Unwieldy => seizes = false,
                 }
                 io.pause(1 + self.random(16) as u32).await;
                 continue;

@@ -46,7 +46,7 @@ pub use cache::{Segments, Wanted};
 pub(crate) use copied::Copied;
 pub use head::type_of;
 pub(crate) use head::{len, listed, places, taken};
-pub(crate) use store::{Placed, WHOLE, is_harmless, is_segment};
+pub(crate) use store::{Placed, WHOLE, is_harmless, is_segment, is_unwieldy};
 
 use crate::keyspace::Change;
 use crate::layout::At;

@@ -3,10 +3,11 @@
 
 mod world;
 
-use farmem_kv::object::Value;
+use farmem_kv::object::{Type, Value};
 use farmem_kv::rules::{Bug, Rules};
+use farmem_kv::segments::{streams, units};
 use farmem_kv::shard::Shard;
-use farmem_kv::task::Task;
+use farmem_kv::task::{Ask, Task, Verb};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use world::parts::{ITEMS, Op, is_sound, items, let_epochs_pass, perform, read, store, task, wrong};
@@ -197,6 +198,57 @@ fn a_value_is_what_was_done_to_it_and_no_place_is_lost() {
     for seed in 0..40 {
         assert_eq!(stays_what_it_is(Rules::SOUND, 1, seed), None, "seed {seed}");
         assert_eq!(stays_what_it_is(Rules::SOUND, 2, seed), None, "seed {seed}, two front ends");
+    }
+}
+
+/// A change whose CASes come too late, again and again, seizes its key. It sees the value as a whole then.
+#[test]
+fn a_change_that_others_forestall_is_carried_out() {
+    for (before, op, by) in [
+        (Op::PutStream(7), Op::Add(1), Op::Note(2)),
+        (Op::PutStream(7), Op::Note(1), Op::Add(2)),
+        (Op::Put(7), Op::Push(1, true), Op::Change(2)),
+        (Op::Put(7), Op::Change(1), Op::Push(2, true)),
+    ] {
+        let mut memory = Memory::default();
+        let fronts = [1, 2].map(|seed| store(&mut memory, Rules::SOUND, seed));
+        assert!(memory.run(task(&fronts[0].1, before)));
+        let (mut slow, mut late) = (task(&fronts[0].1, op), 0);
+        let sound = loop {
+            if let Some(sound) = slow.step() {
+                break sound;
+            }
+            for (id, ask) in slow.asks() {
+                let verbs = if let Ask::Verbs(verbs) = ask { verbs } else { Vec::new() };
+                if late < 16 && verbs.iter().any(|verb| matches!(verb, Verb::Cas { .. })) {
+                    late += 1;
+                    assert!(memory.run(task(&fronts[1].1, by)));
+                }
+                let answers = verbs.iter().map(|verb| memory.execute(verb)).collect();
+                slow.answer(id, answers);
+            }
+        };
+        assert!(sound && late == 16, "{op:?}");
+        let reader = Rc::clone(&fronts[1].1);
+        let seen =
+            memory.run(Task::new(|io| async move { read(&reader, &io).await })).expect("sound").expect("a value");
+        let count = |op| 16 * usize::from(by == op);
+        if seen.kind() == Type::Stream {
+            assert!(is_sound(Some(&seen)));
+            let sides = streams::split(seen.value()).expect("sound");
+            let [entries, noted] = sides.map(|side| units(Type::Stream, &side).count());
+            // Beside what is pending: the stream's own item, a group's and a consumer's.
+            let adds = usize::from(op == Op::Add(1));
+            assert_eq!(
+                (entries, noted),
+                (9 + adds + count(Op::Add(2)), 3 + 3 + 1 - adds + count(Op::Note(2))),
+                "{op:?}"
+            );
+        } else {
+            let all = items(&seen).expect("sound");
+            let pushed = usize::from(op == Op::Push(1, true)) + count(Op::Push(2, true));
+            assert!(all.len() == ITEMS + pushed && all.contains(&1), "{op:?}: {all:?}");
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use super::{DISTURBED, Deciding, Frozen, Intent, Laid, Part, Spot, fills, frozen
 use crate::keyspace::{Change, Keyspace};
 use crate::layout::{At, Slot, class_of};
 use crate::object::{Object, Value};
-use crate::segments::Lent;
+use crate::segments::{self, Lent};
 use crate::shard::index::Found;
 use crate::shard::index::locked::UNDONE;
 use crate::shard::{Shard, Trouble};
@@ -61,6 +61,16 @@ struct Holding {
     slot_at: At,
     locked: Slot,
     old: Slot,
+}
+
+/// What has come of a change that was to seize its key.
+pub(crate) enum Changed<T> {
+    /// It took effect, or kept the key as it was.
+    Done(T),
+    /// Others were first.
+    Disturbed,
+    /// The value is too large to be seen as a whole, as a seized one is.
+    Unwieldy,
 }
 
 /// What has come of parts that were to be seized: those that were not are free again.
@@ -279,33 +289,45 @@ impl Keyspace {
         Ok(if done { Ok(true) } else { Err(parts) })
     }
 
-    /// One attempt of [`Keyspace::update_found`] by seizing the key. `None`: it was disturbed.
+    /// One attempt of [`Keyspace::update_found`] by seizing the key.
     pub(crate) async fn update_seized<T, E: From<Trouble>>(
         &self,
         io: &Io,
         key: &[u8],
         change: &mut impl FnMut(Option<&Found>, Option<&Object>) -> Result<Change<T>, E>,
-    ) -> Result<Option<T>, E> {
+    ) -> Result<Changed<T>, E> {
         let seized = self.begin_seizing(io).await;
-        let Some(seized) = self.seize(io, seized, &[key.to_vec()]).await? else { return Ok(None) };
+        let Some(seized) = self.seize(io, seized, &[key.to_vec()]).await? else { return Ok(Changed::Disturbed) };
         let there = seized.there(self).next().and_then(|(_, there)| there);
+        if there.is_some_and(|found| segments::is_unwieldy(&found.object)) {
+            self.let_go(io, seized).await?;
+            return Ok(Changed::Unwieldy);
+        }
         // What is seized is seen and written as a whole.
         let decided = self.decided(io, (key, there, true), &mut Lent::default(), change).await;
+        let decided = decided.and_then(|change| match change {
+            // A stream is changed in segments, also where it was seen as a whole. It shares none.
+            Change::Parts(open, outcome) => match open.as_one() {
+                Some(value) => Ok(Change::Put(value, outcome)),
+                None => Err(Trouble::Corrupt.into()),
+            },
+            change => Ok(change),
+        });
         let (changed, outcome) = match decided {
             Ok(Change::Put(value, outcome)) => (Some(Some(value)), outcome),
             Ok(Change::Delete(outcome)) => (Some(None), outcome),
             Ok(Change::Keep(outcome)) => {
                 self.let_go(io, seized).await?;
-                return Ok(Some(outcome));
+                return Ok(Changed::Done(outcome));
             }
             kept => {
                 self.let_go(io, seized).await?;
-                // A change that sees the value as a whole makes no parts of it.
                 return Err(kept.err().unwrap_or_else(|| Trouble::Corrupt.into()));
             }
         };
         let intent = Intent { key: key.to_vec(), change: changed };
-        Ok(self.commit_seized(io, seized, vec![intent]).await?.then_some(outcome))
+        let done = self.commit_seized(io, seized, vec![intent]).await?;
+        Ok(if done { Changed::Done(outcome) } else { Changed::Disturbed })
     }
 
     /// [`Keyspace::commit_by`] once it was disturbed. `None`: it was again.

@@ -79,6 +79,11 @@ pub(crate) fn is_harmless(trouble: Trouble) -> bool {
     matches!(trouble, Trouble::Full | Trouble::Beyond | Trouble::TooLarge)
 }
 
+/// Whether an object is the head of a value that is too large for commands to take it as a whole.
+pub(crate) fn is_unwieldy(object: &Object) -> bool {
+    object.kind() == Type::Parts && len(object) > WHOLE
+}
+
 impl Shard {
     /// Reads segments. The caller holds a section in which a head that lists them was in the index.
     async fn fetch(&self, io: &Io, store: &Keyspace, wanted: &[Wanted], lent: &mut Lent) -> Result<(), Trouble> {

@@ -32,6 +32,8 @@ pub struct Attacked {
     front: Rc<Front>,
     client: Rc<Client>,
     now_ms: u64,
+    /// A head that the node shows anew at this key before each of the next CASes.
+    forestalls: Option<(u32, Vec<u8>, Vec<u8>)>,
 }
 
 impl Attacked {
@@ -68,7 +70,8 @@ impl Attacked {
             held: Default::default(),
         };
         let client = Rc::new(Client::new(1, Default::default(), 0));
-        let mut attacked = Attacked { memory, shown: HashMap::new(), writer, front: Rc::new(front), client, now_ms: 0 };
+        let (shown, front) = (HashMap::new(), Rc::new(front));
+        let mut attacked = Attacked { memory, shown, writer, front, client, now_ms: 0, forestalls: None };
         attacked.pass(1_000_000);
         attacked
     }
@@ -78,7 +81,23 @@ impl Attacked {
         self.front.store.set_now_ms(self.now_ms);
     }
 
+    /// Has the next CASes find another head of a key, of the same value.
+    pub fn forestall(&mut self, times: u32, key: &[u8], head: &[u8]) {
+        self.forestalls = Some((times, key.to_vec(), head.to_vec()));
+    }
+
+    /// Whether as many CASes were forestalled.
+    pub fn has_forestalled(&self) -> bool {
+        self.forestalls.is_none()
+    }
+
     fn answer(&mut self, verb: &Verb) -> Answer {
+        if let Verb::Cas { .. } = verb
+            && let Some((times, key, head)) = self.forestalls.take()
+        {
+            self.plant(&key, Type::Parts, head.clone());
+            self.forestalls = (times > 1).then(|| (times - 1, key, head));
+        }
         if let Verb::Read { at, len } = verb
             && let Some(bytes) = self.shown.get(at)
         {
@@ -175,7 +194,7 @@ pub struct Entry {
     place: Option<u64>,
     bound: u64,
     pub count: u32,
-    len: u32,
+    pub len: u32,
     pub items: Vec<u8>,
 }
 

@@ -6,6 +6,7 @@ mod forge;
 mod world;
 
 use farmem_kv::command::{COMMANDS, Command, Group, gathered};
+use farmem_kv::layout::MAX_OBJECT;
 use farmem_kv::object::Type;
 use farmem_kv::resp::{Reply, Request};
 use farmem_protocol::random::Random;
@@ -42,6 +43,19 @@ fn a_head_with_entries_of_no_items_is_refused() {
         .iter()
         .for_each(|line| is_refused(&attacked.says(line)));
     assert_eq!((attacked.says("DEL k"), attacked.says("EXISTS k")), (Reply::Int(1), Reply::Int(0)));
+}
+
+/// A list of 68 MiB, of which the last segments alone are read: it cannot be seized and seen as a whole.
+#[test]
+fn a_large_value_that_others_change_all_the_time_is_changed() {
+    let mut attacked = Attacked::new(5);
+    let mut head = Head::of(Type::List, &names(37), 1);
+    head.sides[0][..34].iter_mut().for_each(|entry| entry.len = MAX_OBJECT as u32);
+    let head = head.shown(&mut attacked);
+    attacked.plant(b"k", Type::Parts, head.clone());
+    attacked.forestall(40, b"k", &head);
+    assert_eq!((attacked.says("RPUSH k x"), attacked.has_forestalled()), (Reply::Int(38), true));
+    assert_eq!((attacked.says("LLEN k"), attacked.says("LINDEX k -1")), (Reply::Int(38), Reply::bulk("x")));
 }
 
 #[test]

@@ -151,6 +151,10 @@ fn becomes(store: &Keyspace, there: Option<&Object>, op: Op) -> Result<Change<()
     }
     if let Some(object) = there.filter(|object| object.kind() == Type::Stream) {
         let mut value = Working::opened(&store.segments, object).ok_or(Trouble::Corrupt)?;
+        if matches!(op, Op::Add(_) | Op::Trim | Op::Note(_)) {
+            changed(&mut value, op)?;
+            return value.change(());
+        }
         if let Op::ChangeStream(byte) = op {
             changed(&mut value, Op::Add(byte))?;
             changed(&mut value, Op::Trim)?;
