@@ -54,6 +54,8 @@ pub struct Keyspace {
     pub figures: Figures,
     /// Segments of collections that are at hand.
     pub segments: Segments,
+    /// Keys that eviction passes over: see [`Keyspace::spare`].
+    pub(crate) spared: RefCell<Vec<Hash>>,
     random: RefCell<Random>,
 }
 
@@ -77,8 +79,8 @@ impl Keyspace {
         for shard in &shards {
             shard.index.peers.replace(shards.iter().map(|other| Rc::downgrade(&other.index)).collect());
         }
-        let (figures, segments) = (Figures::default(), Segments::default());
-        Keyspace { name: name.into(), shards, evicts, begun_ms, figures, segments, random }
+        let (figures, segments, spared) = (Figures::default(), Segments::default(), RefCell::default());
+        Keyspace { name: name.into(), shards, evicts, begun_ms, figures, segments, spared, random }
     }
 
     /// Milliseconds since 1970.

@@ -45,7 +45,7 @@ pub(crate) use cache::Lent;
 pub use cache::{Segments, Wanted};
 pub(crate) use copied::Copied;
 pub use head::type_of;
-pub(crate) use head::{len, listed, places, taken};
+pub(crate) use head::{held, len, listed, places, taken};
 pub(crate) use store::{Placed, WHOLE, is_harmless, is_segment, is_unwieldy};
 
 use crate::keyspace::Change;

@@ -101,3 +101,29 @@ fn a_check_carries_out_what_a_killed_front_end_has_left() {
     let mut client = front.client();
     answers(&mut client, &[("MGET a b c", "[nil nil 3]")]);
 }
+
+/// What is renamed or copied is there twice for a while. It does not go to make room for its copy.
+#[test]
+fn a_value_with_no_room_for_a_copy_stays() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::start(&format!("front renamed {} maxmemory={}", node.at, 8 << 20));
+    let mut client = front.client();
+    let text = "x".repeat(1000);
+    (0..20).for_each(|n| assert_eq!(client.ask(&format!("SET key{n} {text}")), "+OK"));
+    let items = format!(" {text}").repeat(100);
+    let push = |client: &mut world::process::Client, key: &str, items_100: usize| {
+        (1..=items_100).for_each(|n| assert_eq!(client.ask(&format!("RPUSH {key}{items}")), format!(":{}", 100 * n)));
+    };
+    push(&mut client, "list", 45);
+    for line in ["RENAME list other", "COPY list other", "RENAMENX list other"] {
+        assert!(client.ask(line).starts_with("-OOM"), "{line}");
+    }
+    answers(&mut client, &[("LLEN list", ":4500"), ("EXISTS other", ":0"), ("DBSIZE", ":21"), ("DEL list", ":1")]);
+    push(&mut client, "list", 20);
+    answers(&mut client, &[("RENAME list other", "+OK"), ("LLEN other", ":2000"), ("DEL other", ":1")]);
+    // A string is copied piece by piece.
+    let long = "y".repeat(5 << 20);
+    assert_eq!(client.ask(&format!("SET long {long}")), "+OK");
+    assert!(client.ask("RENAME long other").starts_with("-OOM"));
+    answers(&mut client, &[("STRLEN long", &format!(":{}", 5 << 20)), ("EXISTS other", ":0")]);
+}

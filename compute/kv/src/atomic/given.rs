@@ -8,7 +8,7 @@
 use super::{BRIEF, Part};
 use crate::keyspace::Keyspace;
 use crate::object::{self, Type, Value};
-use crate::segments::Copied;
+use crate::segments::{self, Copied};
 use crate::shard::Trouble;
 use crate::shard::index::Found;
 use crate::task::Io;
@@ -38,6 +38,11 @@ impl Keyspace {
             attempts += 1;
             let Some(seen) = self.find(io, from).await?.map(|found| found.object) else { return Ok(None) };
             let is_divided = seen.kind() == Type::Parts;
+            // Both are there for a while. Nothing is evicted in vain.
+            let (held, limit) = (segments::held(&seen), shard.space.limit.get());
+            if is_divided && Rc::ptr_eq(&shard, self.shard(from)) && held > limit.saturating_sub(held) {
+                return Err(Trouble::Beyond);
+            }
             let value = match seen.kind() {
                 Type::Parts => match self.copy_segments(io, &seen, &mut copied).await? {
                     Some(head) => head,

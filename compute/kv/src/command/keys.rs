@@ -212,6 +212,8 @@ async fn rename(call: &Call, if_absent: bool) -> Answered {
     if from == to {
         return Ok(renamed(false));
     }
+    // It would be gone before the other key has it.
+    let _spared = call.store().spare(from);
     if call.draft.is_none() && head.kind() != Type::Long {
         if let Some(done) = Box::pin(give_in_parts(call, to, true, !if_absent)).await? {
             return Ok(renamed(done));
@@ -302,6 +304,7 @@ async fn copy(call: &Call) -> Answered {
     }
     let (from, to) = (call.arg(1), call.arg(2));
     let Some(head) = call.find_head(from).await? else { return Ok(Reply::Int(0)) };
+    let _spared = call.store().spare(from);
     if call.draft.is_none() && head.kind() != Type::Long {
         if let Some(done) = Box::pin(give_in_parts(call, to, false, replace)).await? {
             return Ok(Reply::Int(i64::from(done)));

@@ -8,7 +8,7 @@
 //! ```
 
 use super::{Body, Gone, Open, Part, Segments, Side, Working, form, is_hashed};
-use crate::layout::{At, MAX_OBJECT, NODE_SHIFT, UNIT, word};
+use crate::layout::{At, LARGE, MAX_OBJECT, NODE_SHIFT, PIECE_HEADER, UNIT, class_bytes, class_of, word};
 use crate::object::{HEADER, Object, Type};
 use std::rc::Rc;
 
@@ -101,6 +101,15 @@ pub(crate) fn len(head: &Object) -> u64 {
 /// Bytes of the objects of a value that is in segments.
 pub(crate) fn taken(head: &Object) -> u64 {
     u64::from(head.len()) + listed(head, 0).into_iter().map(|(_, len, _)| u64::from(len)).sum::<u64>()
+}
+
+/// Bytes of the places of the segments that a head lists.
+pub(crate) fn held(head: &Object) -> u64 {
+    let place = |(_, len, _): (At, u32, u64)| match class_of(len.into()) {
+        LARGE => (u64::from(len) + PIECE_HEADER).next_power_of_two(),
+        class => class_bytes(class),
+    };
+    listed(head, 0).into_iter().map(place).sum()
 }
 
 /// The places that a head lists.

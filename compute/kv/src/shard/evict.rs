@@ -17,14 +17,14 @@
 
 use crate::blocks;
 use crate::keyspace::{Keyspace, count_one};
-use crate::layout::{At, Slot};
+use crate::layout::{At, Hash, Slot};
 use crate::object::Object;
 use crate::shard::copies::Counted;
 use crate::shard::heap::Heap;
 use crate::shard::space::Left;
 use crate::shard::{Shard, Trouble};
 use crate::task::{Io, join};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -57,6 +57,20 @@ const LOOKED_MS: u32 = 200;
 const PASSES: u32 = 3;
 /// How long a write waits for memory to come back, in ms.
 const PATIENCE_MS: u32 = 2000;
+
+/// A key that this front end does not evict as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Spared<'a>(&'a RefCell<Vec<Hash>>, Hash);
+
+impl Drop for Spared<'_> {
+    fn drop(&mut self) {
+        let mut spared = self.0.borrow_mut();
+        let own = spared.iter().position(|hash| *hash == self.1);
+        if let Some(place) = own {
+            spared.swap_remove(place);
+        }
+    }
+}
 
 /// An eviction under way; whether the key went.
 type Going<'a> = Pin<Box<dyn Future<Output = Result<bool, Trouble>> + 'a>>;
@@ -287,8 +301,17 @@ impl Keyspace {
         Ok(went.into_iter().filter(|went| *went).count())
     }
 
-    /// Evicts a key whose object is at a place of own memory, unless it is pinned; whether it did.
+    /// Keeps a key from being evicted here. The command that reads it needs room for what it makes of it.
+    pub(crate) fn spare(&self, key: &[u8]) -> Spared<'_> {
+        self.spared.borrow_mut().push(Hash::of(key));
+        Spared(&self.spared, Hash::of(key))
+    }
+
+    /// Evicts a key whose object is at a place of own memory, unless it is pinned or spared; whether it did.
     async fn evict_one(&self, io: &Io, at: At, victim: &Object) -> Result<bool, Trouble> {
+        if self.spared.borrow().contains(&victim.hash()) {
+            return Ok(false);
+        }
         let is_pinned = blocks::is_pinned(self, io, victim.key()).await?;
         let went = !is_pinned && blocks::evict(self, io, victim, at).await?;
         if went {
