@@ -349,6 +349,7 @@ impl Store {
 
     /// Carries out operations side by side. The next one is taken from `ops` when `more` says so, and is
     /// told how many are under way. Each outcome is told with the number of its operation, from 0 on.
+    /// The caller has called [`Store::tend`], which may replace the drive, before it took [`Store::settled`].
     ///
     /// # Errors
     /// As [`Store::run`]: which of the operations took effect is not known.
@@ -359,7 +360,6 @@ impl Store {
         start: impl Fn(Rc<keyspace::Keyspace>, Io, O) -> F,
         tell: impl FnMut(usize, T),
     ) -> Result<(), Failed> {
-        self.tend()?;
         match self.carry_out_all(ops, more, start, tell) {
             Ok(()) => Ok(()),
             Err(failed) => {
