@@ -75,6 +75,54 @@ fn entries_are_deleted_in_one_pass() {
     assert!(client.ask("XINFO STREAM s").contains("max-deleted-entry-id 80000-0"));
 }
 
+/// Entries that are pending lie anywhere. A command begins anew when some of them have been read, and ends after
+/// some MiB.
+#[test]
+fn many_pending_entries_take_no_time_for_each_of_each() {
+    const ENTRIES: usize = 20_000;
+    let node = Process::node(Transport::Shm);
+    let [first, second, third] = [(); 3].map(|()| Process::front("pending", &node.at));
+    let mut client = first.client();
+    let (text, all) = ("x".repeat(1000), (1..=ENTRIES).map(|n| format!("{n}-0")).collect::<Vec<_>>());
+    for some in all.chunks(2000) {
+        client.send_all(&["MULTI".to_owned()]);
+        client.send_all(&some.iter().map(|id| format!("XADD s {id} f {text}")).collect::<Vec<_>>());
+        client.send_all(&["EXEC".to_owned()]);
+        (0..=some.len()).for_each(|_| assert!(client.reply().unwrap().starts_with('+')));
+        assert!(client.reply().unwrap().ends_with(&format!("{}]", some[some.len() - 1])));
+    }
+    assert_eq!(client.ask("XGROUP CREATE s g 0"), "+OK");
+    let ids = |said: &str| -> Vec<String> {
+        let words = said.split(['[', ']', ' ']).filter(|word| word.ends_with("-0"));
+        words.map(str::to_owned).collect()
+    };
+    let mut had = 0;
+    while had < ENTRIES {
+        let some = ids(&in_time((&first, &mut client), &["XREADGROUP", "GROUP", "g", "c", "STREAMS", "s", ">"]));
+        assert!(!some.is_empty());
+        had += some.len();
+    }
+    // These have none of the segments at hand.
+    let (mut other, mut had) = (second.client(), vec!["0-0".to_owned()]);
+    while had.len() <= ENTRIES {
+        let last = had[had.len() - 1].clone();
+        let some = ids(&in_time((&second, &mut other), &["XREADGROUP", "GROUP", "g", "c", "STREAMS", "s", &last]));
+        assert!(!some.is_empty(), "behind {last}");
+        had.extend(some);
+    }
+    assert_eq!(had[1..], all);
+    let (mut other, mut had, mut next) = (third.client(), Vec::new(), "0-0".to_owned());
+    while had.len() < ENTRIES {
+        let said = in_time((&third, &mut other), &["XAUTOCLAIM", "s", "g", "d", "0", &next, "COUNT", "20000"]);
+        let mut some = ids(&said);
+        assert!(some.len() > 1, "{}", &said[..said.len().min(200)]);
+        next = some.remove(0);
+        had.extend(some);
+    }
+    assert_eq!((had, next.as_str()), (all, "0-0"));
+    assert_eq!(client.ask("XPENDING s g"), format!("[:{ENTRIES} 1-0 {ENTRIES}-0 [[d {ENTRIES}]]]"));
+}
+
 /// A pattern of a KiB, and names of many.
 #[test]
 fn long_patterns_and_long_names_take_no_time() {

@@ -165,6 +165,45 @@ fn a_refused_read_takes_nothing() {
     );
 }
 
+/// With each pending entry the names of its group and its consumer are noted.
+#[test]
+fn names_of_groups_and_consumers_are_short() {
+    let node = Process::node(Transport::Shm);
+    let front = Process::front("called", &node.at);
+    let mut client = front.client();
+    let fill = "for i = 1, ARGV[1] do redis.call('xadd', KEYS[1], ARGV[2] .. '-' .. i, 'f', 'v') end";
+    for n in 1..=16 {
+        client.on_time(&["EVAL", fill, "1", "s", "1000", &n.to_string()]);
+    }
+    assert_eq!((client.ask("XLEN s"), client.ask("XGROUP CREATE s g 0")), (":16000".into(), "+OK".into()));
+    let (name, long) = ("n".repeat(1024), "n".repeat(1025));
+    for request in [
+        &["XGROUP", "CREATE", "s", &long, "0"][..],
+        &["XGROUP", "CREATECONSUMER", "s", "g", &long],
+        &["XREADGROUP", "GROUP", "g", &long, "STREAMS", "s", ">"],
+        &["XCLAIM", "s", "g", &long, "0", "1-1"],
+        &["XAUTOCLAIM", "s", "g", &long, "0", "-"],
+    ] {
+        client.send(request).unwrap();
+        assert_eq!(
+            client.reply().unwrap(),
+            "-ERR names of groups and consumers have 1024 bytes at most",
+            "{request:?}"
+        );
+    }
+    let mut had = Vec::new();
+    while had.iter().sum::<usize>() < 16_000 {
+        client.send(&["XREADGROUP", "GROUP", "g", &name, "STREAMS", "s", ">"]).unwrap();
+        let said = client.reply().unwrap();
+        assert!(said.starts_with("[["), "{}", &said[..said.len().min(200)]);
+        had.push(said.matches(" [f v]").count());
+    }
+    // What is noted counts, too.
+    assert!(had.len() == 2 && had[0] > 12_000, "{had:?}");
+    let taken: usize = client.ask("MEMORY USAGE s")[1..].parse().unwrap();
+    assert!(taken < 32 << 20, "{taken}");
+}
+
 /// A stream of 24 MiB is read, acknowledged and emptied by parts, and is all there in between.
 #[test]
 fn a_large_stream_is_delivered() {

@@ -12,6 +12,8 @@ use super::{Answered, Call, Fail};
 use crate::keyspace::Change;
 use crate::object::{Object, Type, Value};
 use crate::resp::Reply;
+use crate::segments::WHOLE;
+use crate::segments::streams::split_within;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// No format of redis has this number.
@@ -31,7 +33,12 @@ fn read(bytes: &[u8]) -> Option<(Type, Vec<u8>)> {
     let (body, format) = head.split_last_chunk::<2>()?;
     let (&kind, value) = body.split_first()?;
     let sound = u64::from_le_bytes(*checksum) == xxh3_64(head) && u16::from_le_bytes(*format) == FORMAT;
-    let kind = Type::of(kind).filter(|kind| sound && super::types::is_sound(*kind, value))?;
+    let is_sound = |kind: &Type| match kind {
+        // A value that was dumped had no more than this in segments.
+        Type::Stream => split_within(value, WHOLE as usize).is_some(),
+        kind => super::types::is_sound(*kind, value),
+    };
+    let kind = Type::of(kind).filter(|kind| sound && is_sound(kind))?;
     Some((kind, value.to_vec()))
 }
 
@@ -92,6 +99,7 @@ pub(super) async fn restore(call: &Call) -> Answered {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::segments::streams::{NAME, split, words};
 
     #[test]
     fn a_payload_is_taken_back_or_refused() {
@@ -104,5 +112,24 @@ mod tests {
             wrong[at] ^= 4;
             assert!(read(&wrong).is_none() && read(&payload[..at]).is_none(), "{at}");
         }
+    }
+
+    /// A stream names a consumer once, and in segments with each pending entry.
+    #[test]
+    fn a_payload_of_a_stream_is_refused_that_would_take_much_more_memory() {
+        let payload = |name: usize, pending: u64| {
+            let mut bytes = words(&[pending, 0, 0, 0, 0, 0, 1]);
+            let consumer = vec![b'c'; name];
+            for (own, numbers) in [(&b"group"[..], &[0, 0, 0, 1][..]), (&consumer, &[7, pending])] {
+                bytes.extend((own.len() as u32).to_le_bytes());
+                bytes.extend(own);
+                bytes.extend(words(numbers));
+            }
+            (1..=pending).for_each(|n| bytes.extend(words(&[n, 0, 0, 7, 1])));
+            dumped(&Object::of(b"key", &Value { kind: Type::Stream, expiry: None, bytes }))
+        };
+        let (sound, long, many) = (payload(NAME, 1000), payload(NAME + 1, 2), payload(NAME, 70_000));
+        assert!(read(&sound).is_some_and(|(kind, bytes)| kind == Type::Stream && split(&bytes).is_some()));
+        assert!(many.len() < 3 << 20 && read(&many).is_none() && read(&long).is_none());
     }
 }

@@ -96,6 +96,38 @@ impl Working<'_> {
         if lacks { Err(Trouble::Unread) } else { Ok(()) }
     }
 
+    /// Wants the segments of keys in their order, all at once: those of the first key, and of more while the
+    /// segments have `most` bytes together. Of how many keys, and the segments' bytes.
+    ///
+    /// # Errors
+    /// As of [`Working::bytes`].
+    pub fn want_some<K: AsRef<[u8]>>(
+        &self,
+        side: usize,
+        keys: impl IntoIterator<Item = K>,
+        most: usize,
+    ) -> Result<(usize, usize), Trouble> {
+        let (mut parts, mut lacks, mut bytes, mut count): (Vec<usize>, _, _, _) = (Vec::new(), false, 0, 0);
+        for key in keys {
+            match self.home(side, key.as_ref()) {
+                _ if self.parts(side).is_empty() => {}
+                Err(Trouble::Unread) => lacks = true,
+                part => {
+                    let part = part?;
+                    let len = if parts.last() == Some(&part) { 0 } else { self.parts(side)[part].len as usize };
+                    if len > 0 && bytes + len > most && bytes > 0 {
+                        break;
+                    }
+                    bytes += len;
+                    parts.extend(Some(part).filter(|_| len > 0));
+                }
+            }
+            count += 1;
+        }
+        self.want(side, parts)?;
+        if lacks { Err(Trouble::Unread) } else { Ok((count, bytes)) }
+    }
+
     /// What a key has.
     ///
     /// # Errors

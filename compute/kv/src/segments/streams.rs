@@ -83,6 +83,9 @@ pub const PENDING: u8 = 2;
 /// See [`GROUP`].
 pub const BEHIND: u8 = 3;
 
+/// Bytes of the name of a group or a consumer at most. With each pending entry both are noted.
+pub const NAME: usize = 1024;
+
 /// The key of a group's item.
 pub fn key(group: &[u8], what: u8, rest: &[u8]) -> Vec<u8> {
     [&[1][..], &(group.len() as u32).to_be_bytes(), group, &[what], rest].concat()
@@ -112,6 +115,10 @@ impl<'a> Words<'a> {
         Some(bytes)
     }
 
+    fn name(&mut self) -> Option<&'a [u8]> {
+        self.bytes().filter(|name| name.len() <= NAME)
+    }
+
     /// A number of items, each of `least` bytes or more. `None`: there are not so many bytes.
     fn count(&mut self, least: usize) -> Option<usize> {
         let count = usize::try_from(self.word()?).ok()?;
@@ -131,6 +138,12 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 
 /// The sides of a stream that is one object. `None`: the bytes are not sound.
 pub fn split(whole: &[u8]) -> Option<[Vec<u8>; 2]> {
+    split_within(whole, usize::MAX)
+}
+
+/// [`split`]. `None`, too: the sides have more than `most` bytes together. They may have some 50 times as
+/// many as one object, because names of groups and consumers come once there.
+pub fn split_within(whole: &[u8], most: usize) -> Option<[Vec<u8>; 2]> {
     let mut reader = Words(whole);
     let (head, _) = whole.split_at_checked(40)?;
     let (last, _, _) = (reader.id()?, reader.id()?, reader.word()?);
@@ -149,13 +162,18 @@ pub fn split(whole: &[u8]) -> Option<[Vec<u8>; 2]> {
         write(&mut entries, &id.key(), &begin[..begin.len() - reader.0.len()]);
     }
     let mut state: BTreeMap<Vec<u8>, Vec<u8>> = [(STREAM.to_vec(), head.to_vec())].into();
+    let mut left = most.checked_sub(entries.len())?;
+    let mut note = |key: Vec<u8>, value: Vec<u8>| -> Option<()> {
+        left = left.checked_sub(8 + key.len() + value.len())?;
+        state.insert(key, value).is_none().then_some(())
+    };
     for _ in 0..reader.count(40)? {
-        let name = reader.bytes()?;
+        let name = reader.name()?;
         let (last, read) = (reader.id()?, reader.word()?);
         let consumers = reader.count(12)?;
         let mut names = Vec::new();
         for _ in 0..consumers {
-            names.push((reader.bytes()?, reader.word()?, 0));
+            names.push((reader.name()?, reader.word()?, 0));
         }
         let pending = reader.count(40)?;
         for _ in 0..pending {
@@ -164,19 +182,13 @@ pub fn split(whole: &[u8]) -> Option<[Vec<u8>; 2]> {
             *own += 1;
             let mut value = words(&[reader.word()?, reader.word()?]);
             value.extend_from_slice(consumer);
-            if state.insert(key(name, PENDING, &id.key()), value).is_some() {
-                return None;
-            }
+            note(key(name, PENDING, &id.key()), value)?;
         }
         for (consumer, seen, own) in names {
-            if state.insert(key(name, CONSUMER, consumer), words(&[seen, own])).is_some() {
-                return None;
-            }
+            note(key(name, CONSUMER, consumer), words(&[seen, own]))?;
         }
         let own = words(&[last.ms, last.seq, read, consumers as u64, pending as u64]);
-        if state.insert(key(name, GROUP, &[]), own).is_some() {
-            return None;
-        }
+        note(key(name, GROUP, &[]), own)?;
     }
     let mut second = Vec::new();
     state.iter().for_each(|(key, value)| write(&mut second, key, value));

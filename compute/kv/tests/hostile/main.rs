@@ -45,6 +45,21 @@ fn a_head_with_entries_of_no_items_is_refused() {
     assert_eq!((attacked.says("DEL k"), attacked.says("EXISTS k")), (Reply::Int(1), Reply::Int(0)));
 }
 
+/// As one object a stream names a consumer once. In segments each pending entry does.
+#[test]
+fn a_stream_with_long_names_is_refused() {
+    let mut attacked = Attacked::new(6);
+    let mut plant = |name: &[u8]| {
+        let numbers = |numbers: &[u64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
+        let group = [item(b"g"), numbers(&[0, 0, 0, 1]), item(name), numbers(&[7, 1, 1, 0, 0, 7, 1])].concat();
+        attacked.plant(b"k", Type::Stream, [numbers(&[1, 0, 0, 0, 0, 0, 1]), group].concat());
+        attacked.says("XLEN k")
+    };
+    assert_eq!(plant(&[b'c'; 1024]), Reply::Int(0));
+    is_refused(&plant(&[b'c'; 1025]));
+    is_refused(&attacked.says("XADD k * f v"));
+}
+
 /// A list of 68 MiB, of which the last segments alone are read: it cannot be seized and seen as a whole.
 #[test]
 fn a_large_value_that_others_change_all_the_time_is_changed() {

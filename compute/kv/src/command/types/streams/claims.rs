@@ -1,8 +1,8 @@
 //! XCLAIM and XAUTOCLAIM: pending entries that go to another consumer.
 
 use super::groups::no_group;
-use super::stream::{Entry, Members, Pending, TOGETHER};
-use super::{bound, change, id, shown};
+use super::stream::{AT_ONCE, Ahead, Entry, Members, Pending, bytes_noted};
+use super::{bound, change, id, named, shown};
 use crate::command::args::{int, is, parse_int};
 use crate::command::room::Room;
 use crate::command::{Answered, Call, Fail};
@@ -84,7 +84,7 @@ fn idle(call: &Call, command: &str) -> Result<u64, Fail> {
 /// XCLAIM.
 pub async fn claim(call: &Call) -> Answered {
     let now_ms = call.now_ms();
-    let idle = idle(call, "XCLAIM")?;
+    let (idle, consumer) = (idle(call, "XCLAIM")?, named(call.arg(3))?);
     let mut claim =
         Claim { now_ms, idle, delivered_ms: now_ms, count: None, force: false, just_id: false, last: Id::MIN };
     let mut ids = Vec::new();
@@ -140,6 +140,7 @@ pub async fn claim(call: &Call) -> Answered {
                 Fate::Taken(entry, count) => {
                     let reply = claim.shown(&entry);
                     room.hold(&reply)?;
+                    room.take(bytes_noted(name, consumer))?;
                     taken.push(reply);
                     fates.push((*id, Some(count)));
                     noted.insert(*id, (claim.delivered_ms, count));
@@ -148,7 +149,7 @@ pub async fn claim(call: &Call) -> Answered {
                 Fate::Stays => {}
             }
         }
-        claim.carry_out(stream, members, call.arg(3), &fates)?;
+        claim.carry_out(stream, members, consumer, &fates)?;
         Ok(Reply::Array(taken))
     })
     .await
@@ -158,6 +159,7 @@ pub async fn claim(call: &Call) -> Answered {
 pub async fn autoclaim(call: &Call) -> Answered {
     let now_ms = call.now_ms();
     let (idle, first) = (idle(call, "XAUTOCLAIM")?, bound(call.arg(5), true)?);
+    let consumer = named(call.arg(3))?;
     let (mut most, mut just_id, mut n) = (100, false, 6);
     while n < call.count() {
         if is(call.arg(n), "count") && n + 1 < call.count() {
@@ -177,22 +179,25 @@ pub async fn autoclaim(call: &Call) -> Answered {
         let members = Members::of(stream, name)?.ok_or_else(|| no_group(key, name))?;
         let (mut taken, mut deleted, mut fates, mut next) = (Vec::new(), Vec::new(), Vec::new(), Id::MIN);
         // As redis: ten times as many looks as entries.
-        let (looks, mut all) = (most.saturating_mul(10), Vec::new());
+        let (looks, mut ids, mut all) = (most.saturating_mul(10), Vec::new(), Vec::new());
         stream.each_pending(name, first, looks, |id, pending| {
-            all.push((id, (pending.delivered_ms, pending.count)));
+            ids.push(id);
+            all.push((pending.delivered_ms, pending.count));
             if all.len() > looks { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
-        for (looked, &(id, pending)) in all.iter().enumerate() {
-            if looked % TOGETHER == 0 {
-                stream.want_keyed(0, all[looked..].iter().take(TOGETHER).map(|(id, _)| id.key()))?;
-            }
-            if fates.len() >= most || looked >= looks {
+        let (mut ahead, mut room, mut bytes) = (Ahead::default(), Room::new(call), 0);
+        for (looked, (&id, pending)) in ids.iter().zip(all).enumerate() {
+            let ends = fates.len() >= most || looked >= looks || bytes >= AT_ONCE;
+            if ends || !ahead.come(stream, &ids, looked)? {
                 next = id;
                 break;
             }
             match claim.decide(stream, id, Some(pending))? {
                 Fate::Taken(entry, count) => {
-                    taken.push(claim.shown(&entry));
+                    let reply = claim.shown(&entry);
+                    bytes += bytes_noted(name, consumer) + entry.fields.iter().map(Vec::len).sum::<usize>();
+                    room.hold(&reply)?;
+                    taken.push(reply);
                     fates.push((id, Some(count)));
                 }
                 Fate::Deleted => {
@@ -202,7 +207,7 @@ pub async fn autoclaim(call: &Call) -> Answered {
                 Fate::Stays => {}
             }
         }
-        claim.carry_out(stream, members, call.arg(3), &fates)?;
+        claim.carry_out(stream, members, consumer, &fates)?;
         Ok(Reply::Array(vec![Reply::bulk(next.text()), Reply::Array(taken), Reply::Array(deleted)]))
     })
     .await

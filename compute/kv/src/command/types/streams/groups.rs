@@ -1,8 +1,8 @@
 //! Groups of consumers: XGROUP, XREADGROUP, XACK and XPENDING.
 
 use super::reading::From;
-use super::stream::{Group, Members, Pending, TOGETHER};
-use super::{bound, change, id, look, shown};
+use super::stream::{AT_ONCE, Ahead, Group, Members, Pending, bytes_noted};
+use super::{bound, change, id, look, named, shown};
 use crate::command::args::{int, is};
 use crate::command::{Answered, Call, Fail};
 use crate::resp::Reply;
@@ -44,6 +44,7 @@ pub async fn manage(call: &Call) -> Answered {
         }
         (b"createconsumer", 5) => {
             let now_ms = call.now_ms();
+            named(call.arg(4))?;
             in_group(call, |stream, name, _| {
                 if stream.consumer(name, call.arg(4))?.is_some() {
                     return Ok(Reply::Int(0));
@@ -109,6 +110,7 @@ fn place(call: &Call, options: usize) -> Result<(Option<Id>, Option<u64>), Fail>
 
 async fn create(call: &Call) -> Answered {
     let (last, read) = place(call, 5)?;
+    named(call.arg(3))?;
     let makes = call.args[5..].iter().any(|arg| is(arg, "mkstream"));
     change(call, call.arg(2), |stream| {
         needs_key(!stream.is_empty() || makes)?;
@@ -175,7 +177,8 @@ pub async fn read(
         let (entries, changed) = match from {
             From::New => {
                 let next = members.group.last.next();
-                let entries = next.map_or(Ok(Vec::new()), |next| stream.entries_for_group(next, most))?;
+                let noted = if no_ack { 0 } else { bytes_noted(group, consumer) };
+                let entries = next.map_or(Ok(Vec::new()), |next| stream.entries_for_group(next, most, noted))?;
                 let extent = stream.extent()?;
                 for entry in &entries {
                     extent.advance(&mut members.group, entry.id);
@@ -197,7 +200,7 @@ pub async fn read(
     .await
 }
 
-/// A consumer's pending entries behind an ID, which it is given again.
+/// A consumer's pending entries behind an ID, which it is given again: at most [`AT_ONCE`] bytes.
 fn again(
     stream: &mut Working<'_>,
     members: &mut Members<'_>,
@@ -215,13 +218,15 @@ fn again(
         })?;
     }
     let ids: Vec<Id> = pending.iter().map(|(id, _)| *id).collect();
-    let mut given = Vec::with_capacity(pending.len());
+    let (mut given, mut ahead, mut bytes) = (Vec::new(), Ahead::default(), 0);
     for (n, (id, mut pending)) in pending.into_iter().enumerate() {
-        if n % TOGETHER == 0 {
-            stream.want_keyed(0, ids[n..].iter().take(TOGETHER).map(|id| id.key()))?;
+        if bytes >= AT_ONCE || !ahead.come(stream, &ids, n)? {
+            break;
         }
+        bytes += bytes_noted(members.name, consumer);
         given.push(match stream.entry(id)? {
             Some(entry) => {
+                bytes += entry.fields.iter().map(Vec::len).sum::<usize>();
                 (pending.delivered_ms, pending.count) = (now_ms, pending.count.saturating_add(1));
                 members.give(stream, id, &pending)?;
                 shown(&entry)

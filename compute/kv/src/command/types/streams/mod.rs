@@ -19,7 +19,7 @@ use crate::keyspace::Change;
 use crate::object::{Object, Type};
 use crate::resp::Reply;
 use crate::segments::Working;
-use crate::segments::streams::Id;
+use crate::segments::streams::{Id, NAME};
 use crate::shard::Trouble;
 use stream::{Entry, Head};
 
@@ -82,6 +82,14 @@ async fn change<T>(
         Ok(stream.change(outcome)?)
     };
     call.update_as(key, false, change).await
+}
+
+/// A name for a group or a consumer.
+fn named(name: &[u8]) -> Result<&[u8], Fail> {
+    if name.len() <= NAME {
+        return Ok(name);
+    }
+    Err(Fail::new(format!("names of groups and consumers have {NAME} bytes at most")))
 }
 
 fn wrong_id() -> Fail {

@@ -6,7 +6,7 @@ use super::super::super::room::Room;
 use super::super::super::{Answered, Call, Fail};
 use super::super::Looked;
 use super::super::blocking::{Blocked, pause_behind};
-use super::{groups, id, look, shown};
+use super::{groups, id, look, named, shown};
 use crate::object::{Object, Type};
 use crate::resp::Reply;
 use crate::segments::streams::Id;
@@ -105,7 +105,7 @@ impl Reading {
                         "The GROUP option is only supported by XREADGROUP. You called XREAD instead.",
                     ));
                 }
-                reading.group = Some((call.arg(n + 1).to_vec(), call.arg(n + 2).to_vec()));
+                reading.group = Some((call.arg(n + 1).to_vec(), named(call.arg(n + 2))?.to_vec()));
                 n += 3;
             } else if is(arg, "noack") && n < call.count() {
                 if !grouped {

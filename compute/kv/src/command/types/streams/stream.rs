@@ -9,10 +9,14 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-/// Bytes of the entries that a group is given at once.
-const AT_ONCE: usize = 16 << 20;
-/// Entries that are wanted together where they lie anywhere: their segments have 32 MiB at most.
-pub(super) const TOGETHER: usize = 16;
+/// Bytes of the entries that a group is given at once, with what it notes of each.
+pub(super) const AT_ONCE: usize = 16 << 20;
+/// Entries that are wanted together at first where they lie anywhere.
+const TOGETHER: usize = 16;
+/// Bytes of the segments that one command reads for such entries.
+const READ: usize = 64 << 20;
+/// Bytes that a note of an entry takes beside names: its key, and when and how often it was delivered.
+const NOTE: usize = 64;
 
 /// An entry: its fields and values in turn.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -118,15 +122,21 @@ impl Working<'_> {
 
     /// The entries of a range of IDs, `most` of them.
     pub(crate) fn entries(&self, first: Id, last: Id, most: usize) -> Result<Vec<Entry>, Trouble> {
-        self.entries_within(first, last, most, usize::MAX)
+        self.entries_within(first, last, most, (usize::MAX, 0))
     }
 
-    /// Those of which a group takes note, from this ID on.
-    pub(crate) fn entries_for_group(&self, first: Id, most: usize) -> Result<Vec<Entry>, Trouble> {
-        self.entries_within(first, Id::MAX, most, AT_ONCE)
+    /// Those that a group is given, from this ID on. `noted`: bytes that it notes of each.
+    pub(crate) fn entries_for_group(&self, first: Id, most: usize, noted: usize) -> Result<Vec<Entry>, Trouble> {
+        self.entries_within(first, Id::MAX, most, (AT_ONCE, noted))
     }
 
-    fn entries_within(&self, first: Id, last: Id, most: usize, mut bytes: usize) -> Result<Vec<Entry>, Trouble> {
+    fn entries_within(
+        &self,
+        first: Id,
+        last: Id,
+        most: usize,
+        (mut bytes, beside): (usize, usize),
+    ) -> Result<Vec<Entry>, Trouble> {
         if most == 0 || first > last {
             return Ok(Vec::new());
         }
@@ -136,7 +146,7 @@ impl Working<'_> {
                 return ControlFlow::Break(());
             }
             all.push(entry(key, value));
-            bytes = bytes.saturating_sub(key.len() + value.len());
+            bytes = bytes.saturating_sub(key.len() + value.len() + beside);
             if all.len() < most && bytes > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         all.into_iter().collect()
@@ -289,6 +299,36 @@ impl Working<'_> {
         let first = self.first_entry()?.map(|entry| entry.id);
         Ok(Extent { head: self.head()?, first, count: self.count() as u64 })
     }
+}
+
+/// Entries that a command comes to in the order of their IDs, and that lie anywhere. The command begins anew when
+/// some have been read. So as many are wanted as came before.
+#[derive(Default)]
+pub struct Ahead {
+    wanted: usize,
+    bytes: usize,
+}
+
+impl Ahead {
+    /// Wants the `n`th entry, and others ahead of it. False: the segments of those before it have [`READ`]
+    /// bytes, and it is left to another command.
+    pub fn come(&mut self, stream: &Working<'_>, ids: &[Id], n: usize) -> Result<bool, Trouble> {
+        if n < self.wanted {
+            return Ok(true);
+        }
+        if self.bytes >= READ {
+            return Ok(false);
+        }
+        let ahead = ids[n..].iter().take(n.max(TOGETHER)).map(|id| id.key());
+        let (count, bytes) = stream.want_some(0, ahead, AT_ONCE)?;
+        (self.wanted, self.bytes) = (n + count, self.bytes + bytes);
+        Ok(true)
+    }
+}
+
+/// Bytes that a group notes of an entry that is pending for a consumer.
+pub fn bytes_noted(group: &[u8], consumer: &[u8]) -> usize {
+    NOTE + group.len() + consumer.len()
 }
 
 /// A group that a command changes. What it notes of the group and of consumers goes back at the end.

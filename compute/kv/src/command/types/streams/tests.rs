@@ -158,7 +158,7 @@ fn streams_are_what_a_stream_is() {
                 assert_eq!(members.meet(&value, &consumer, step).unwrap(), is_new);
                 noted.consumers.insert(consumer.clone(), step);
                 let pending = Pending { consumer, delivered_ms: step, count: step % 5 };
-                let entries = value.entries_for_group(noted.last.next().unwrap(), random.index(6)).unwrap();
+                let entries = value.entries_for_group(noted.last.next().unwrap(), random.index(6), 50).unwrap();
                 let extent = value.extent().unwrap();
                 for entry in entries {
                     extent.advance(&mut members.group, entry.id);
