@@ -50,6 +50,13 @@ impl Addr {
         (self.0 >> NODE) as usize
     }
 
+    /// Whether `other` is `bytes` further on in the same slab. A range of memory lies in one slab, though
+    /// the address after a slab's last is the next one's first.
+    #[inline]
+    pub const fn is_beside(self, bytes: u64, other: Addr) -> bool {
+        self.0 + bytes == other.0 && self.0 >> SLAB == other.0 >> SLAB
+    }
+
     /// A byte of a slab, whose number counts from 1. The parts must fit.
     #[inline]
     pub(crate) const fn of(node: usize, slab: usize, offset: u64) -> Addr {

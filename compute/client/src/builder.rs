@@ -268,12 +268,18 @@ impl Builder {
     fn identified(&self, mut memory: Memory, name: RegionName, run: [u8; 16]) -> Result<Memory> {
         let nodes = memory.nodes();
         let random = run.iter().take(6).fold(0u64, |word, &byte| word << 8 | byte as u64) | 1;
-        let mut words = Vec::new();
         let mut lane = memory.lane()?;
-        for number in 0..nodes {
-            let id = words.first().map_or(random, |first| first >> 16);
-            let fresh = id << 16 | (nodes as u64) << 8 | number as u64;
-            words.push(self.identity(&mut lane, number, fresh)?);
+        let looks = Builder { create: false, ..self.clone() };
+        let mut words = (0..nodes).map(|at| looks.identity(&mut lane, at, 0)).collect::<Result<Vec<u64>>>()?;
+        // All who make it go by the nodes in one order, however they name them. So at each node they know the
+        // same words, by which each of them gives the same id and a number that is not given yet.
+        let mut turns: Vec<usize> = (0..nodes).filter(|&at| self.create && words[at] == 0).collect();
+        turns.sort_by_key(|&at| memory.inner.shards[at].session().identity().incarnation);
+        for at in turns {
+            let given = |number: &usize| words.iter().any(|&word| word != 0 && (word & 0xff) as usize == *number);
+            let number = Some(at).filter(|at| !given(at)).or((0..nodes).find(|number| !given(number))).unwrap_or(at);
+            let id = words.iter().find(|&&word| word != 0).map_or(random, |word| word >> 16);
+            words[at] = self.identity(&mut lane, at, id << 16 | (nodes as u64) << 8 | number as u64)?;
         }
         drop(lane);
         let foreign = |number: usize, reason: String| {

@@ -34,6 +34,14 @@ fn what_is_written_is_read() {
         assert_eq!([swap(1, 2), swap(7, 9), memory.load(word + 8).unwrap()], [7, 7, 9]);
         memory.store(word + 8, 11).unwrap();
         assert_eq!(memory.load(word + 8), Ok(11));
+        // A piece may be larger than was asked for: all of it is cleared.
+        let used = memory.alloc(8192).unwrap();
+        memory.write(used, &[0xff; 8192]).unwrap();
+        memory.free(used).unwrap();
+        let cleared = memory.alloc_zeroed(5000).unwrap();
+        let mut all = [1; 8192];
+        memory.read(cleared, &mut all).unwrap();
+        assert!(cleared == used && all == [0; 8192], "{way:?}");
         assert_eq!(memory.check(), Ok(()));
     }
 }

@@ -588,3 +588,17 @@ fn a_marking_stays_within_what_its_member_has() {
         assert!(found.iter().all(|&byte| byte == 0), "a marking wrote to another member's memory");
     }
 }
+
+/// Pieces that functions work in are of the process. One in a region would stay there for good.
+#[test]
+fn a_region_keeps_nothing_of_a_group() {
+    let node = node(2);
+    let memory = common::builder(&[&node], Transport::Tcp).region("grouped").create(true).connect().unwrap();
+    let piece = memory.alloc(64 << 10).unwrap();
+    memory.write(piece, &bytes(3, 64 << 10)).unwrap();
+    let before = memory.pieces().unwrap();
+    let group = Group { key: Kind::U32, value: Kind::F64, test: None, least: 0, most: 0, room: 10 };
+    let part = Columned { keys: (piece, 4 * 500), values: (piece + 8192, 8 * 500), tests: None };
+    memory.lane().unwrap().near().group(&[part], &group).unwrap();
+    assert_eq!(memory.pieces().unwrap(), before);
+}

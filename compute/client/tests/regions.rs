@@ -76,14 +76,35 @@ fn a_region_is_opened_on_just_its_nodes() {
     assert!(matches!(builder(&[&a], Transport::Tcp).region("no name").connect(), Err(Error::Name(_))));
 }
 
+/// Its maker was killed between two nodes. Another finishes it, in whichever order it names them.
+#[test]
+fn a_region_that_is_half_made_is_finished() {
+    for at in 0..2u64 {
+        let (a, b) = (node(1), node(1));
+        let open = |nodes: [&farmem_memory::Node; 2]| {
+            builder(&nodes, Transport::Tcp).region("half").create(true).connect().unwrap()
+        };
+        let memory = open([&a, &b]);
+        // The word of its identity, in the first slab of one of the nodes.
+        let identity = Addr::from_bits(at << 42 | 1 << 26 | 4096).unwrap();
+        assert_ne!(memory.load(identity), Ok(0));
+        memory.store(identity, 0).unwrap();
+        drop(memory);
+        let (other, again) = (open([&b, &a]), open([&a, &b]));
+        other.store(other.root(1), 7).unwrap();
+        assert_eq!(again.load(again.root(1)), Ok(7));
+    }
+}
+
 #[test]
 fn many_make_a_region_at_once() {
     for _ in 0..5 {
         let (a, b) = (node(1), node(1));
         std::thread::scope(|scope| {
-            let made = [0; 4].map(|_| {
-                scope.spawn(|| {
-                    let memory = builder(&[&a, &b], Transport::Tcp).region("new").create(true).connect().unwrap();
+            // Each names the nodes in the order that it likes.
+            let made = [[&a, &b], [&b, &a], [&a, &b], [&b, &a]].map(|nodes| {
+                scope.spawn(move || {
+                    let memory = builder(&nodes, Transport::Tcp).region("new").create(true).connect().unwrap();
                     memory.fetch_add(memory.root(0), 1).unwrap()
                 })
             });

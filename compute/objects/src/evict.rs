@@ -419,13 +419,13 @@ impl<W: Way> Evictor<W> {
 
 impl Evictor {
     /// Has nodes scan the first `len` bytes of each of these objects, which are away: pairs of a
-    /// word and `len`. Adjacent ones are scanned together.
+    /// word and `len`. Adjacent ones of a slab are scanned together.
     pub fn scan_away(&mut self, away: &[(Word, u64)], scan: &Scan) -> Result<Found> {
         let mut ranges: Vec<(Addr, u64)> = Vec::new();
         for &(word, len) in away {
             let at = self.homes.addr(word.home()).ok_or(Error::OtherHeap)?;
             match ranges.last_mut() {
-                Some((from, bytes)) if *from + *bytes == at && *bytes + len <= TOGETHER => *bytes += len,
+                Some((from, bytes)) if from.is_beside(*bytes, at) && *bytes + len <= TOGETHER => *bytes += len,
                 _ => ranges.push((at, len)),
             }
         }

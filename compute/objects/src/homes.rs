@@ -154,7 +154,10 @@ impl<O: Owner> Homes<O> {
                     let home = |slot: usize| Home((number as u64) << PLACE_BITS | (slot * class.payload) as u64 >> 4);
                     return Ok((first..first + n).map(home).collect());
                 }
-                self.widen(class, memory, owner)?;
+                // Without one more block, slots that are no neighbours may be left.
+                if self.widen(class, memory, owner).is_err() {
+                    break;
+                }
             }
         }
         let mut homes = Vec::with_capacity(n);

@@ -3,8 +3,9 @@
 mod common;
 
 use common::node;
-use farmem_memory::Node;
-use farmem_objects::{CHUNK, Error, FarVec, Heap};
+use farmem_fabric::NodeAddr;
+use farmem_memory::{Config, Node};
+use farmem_objects::{CHUNK, Error, FarVec, Field, Heap, Table};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -179,4 +180,73 @@ fn unwinding_ends_scopes() {
     let mut sum = 0;
     far.scan(|_, part| sum += part.iter().sum::<u64>()).unwrap();
     assert_eq!(sum, 100_000 * 99_999 / 2);
+}
+
+/// A node of so many slabs that computes.
+fn computing(slabs: u64) -> Node {
+    let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
+    Node::start(&Config { compute: 2, ..Config::new(slabs * (64 << 20), listen) }).unwrap()
+}
+
+/// What lies next to each other may lie in two slabs. A node scans the parts one by one then.
+#[test]
+fn a_vector_larger_than_a_slab_is_scanned() {
+    let node = computing(3);
+    let heap = heap(&node, farmem::Transport::Tcp);
+    let mut far = heap.vec::<u64>();
+    // Of another size, so that the vector's blocks do not begin with the node's.
+    let mut other = heap.vec::<u8>();
+    other.push(1).unwrap();
+    let count = 9_000_000u64;
+    let some: Vec<u64> = (0..100_000).collect();
+    (0..count / 100_000).for_each(|_| far.extend_from_slice(&some).unwrap());
+    assert_eq!(far.read(0).unwrap(), 0);
+    assert_eq!(far.filter(Field::u64(0).at_least(0)).count().unwrap(), count);
+    assert_eq!(far.filter(Field::u64(0).at_least(99_990)).count().unwrap(), 10 * (count / 100_000));
+}
+
+/// A column has no row that another lacks, also if a node was full in between. Rows that were refused are
+/// in none.
+#[test]
+fn rows_that_find_no_room_are_in_no_column() {
+    let node = computing(1);
+    let heap = heap(&node, farmem::Transport::Tcp);
+    let part = 8192;
+    let fill = || {
+        let mut one = heap.vec::<u64>();
+        one.extend_from_slice(&vec![1; part]).map(|()| one)
+    };
+    let mut filled = Vec::new();
+    while let Ok(one) = fill() {
+        filled.push(one);
+    }
+    assert!(filled.len() > 900, "{}", filled.len());
+    let rows = |of: u64| {
+        let text: Vec<String> = (0..part).map(|n| format!("{of} {n}")).collect();
+        let of = vec![of; part];
+        Table::new([("a", of.clone().into()), ("text", text.into()), ("b", of.into())]).unwrap()
+    };
+    let (mut writer, mut refused) = (heap.frame_writer(), 0);
+    let mut written = Vec::new();
+    for n in 0..200 {
+        match writer.append(&rows(n)) {
+            Ok(()) => written.push(n),
+            Err(_) => {
+                refused += 1;
+                filled.pop();
+            }
+        }
+        if written.len() == 3 {
+            break;
+        }
+    }
+    assert!(refused > 3 && written.len() == 3, "{refused} {written:?}");
+    drop(filled);
+    writer.append(&rows(1000)).unwrap();
+    written.push(1000);
+    let frame = writer.finish().unwrap();
+    assert_eq!(frame.len(), written.len() * part);
+    for (at, &n) in written.iter().enumerate() {
+        assert!(frame.rows(at * part..(at + 1) * part).unwrap() == rows(n), "the rows of {n}");
+    }
 }

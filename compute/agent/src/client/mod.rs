@@ -404,13 +404,20 @@ impl Client {
         self.state.lock().trim();
     }
 
-    /// The counts so far.
+    /// The counts so far. A forked child, which is no application, has none.
     pub fn counts(&self) -> Counts {
+        // A thread of the parent's may have held the lock at the fork.
+        if self.here.load(Ordering::Relaxed) == 0 {
+            return Counts::default();
+        }
         self.state.lock().link.counts
     }
 
-    /// Bytes that this program holds, in use or kept.
+    /// Bytes that this program holds, in use or kept. A forked child holds none.
     pub fn held(&self) -> u64 {
+        if self.here.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
         let state = self.state.lock();
         let held = |block: &Block| {
             if block.blocks > 1 { block.blocks as u64 * 512 } else { chunks::count(&block.held) as u64 }

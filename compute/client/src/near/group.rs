@@ -32,7 +32,9 @@ impl Near<'_> {
         for some in parts.chunks(TOGETHER) {
             let node = some[0].keys.0.node();
             let there = some.iter().all(|part| part.nodes().all(|other| other == node)) && self.is_computed(node);
-            let scratch = if there { self.scratch(node)? } else { None };
+            // A piece of a region would stay in it when this process ends.
+            let may_keep = self.lane.memory().inner.region.is_none();
+            let scratch = if there && may_keep { self.scratch(node)? } else { None };
             let replies = match scratch {
                 Some(scratch) => {
                     let replies = self.group_there(some, group, scratch, &mut expected);

@@ -117,11 +117,20 @@ impl Lane {
     pub fn alloc_zeroed(&mut self, bytes: u64) -> Result<Addr> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let at = self.alloc(bytes)?;
+        // The whole piece: it may be larger than was asked for.
+        let whole = table::order_of(bytes).map_or(bytes, |order| CHUNK << order);
         let mut batch = self.batch();
-        for from in (0..bytes).step_by(ZEROS.len()) {
-            batch.write(at + from, &ZEROS[..(bytes - from).min(ZEROS.len() as u64) as usize]);
+        for from in (0..whole).step_by(ZEROS.len()) {
+            batch.write(at + from, &ZEROS[..(whole - from).min(ZEROS.len() as u64) as usize]);
         }
-        batch.run().into_iter().find_map(Result::err).map_or(Ok(at), Err)
+        match batch.run().into_iter().find_map(Result::err) {
+            None => Ok(at),
+            // Nobody knows of the piece.
+            Some(why) => {
+                let _ = self.free(at);
+                Err(why)
+            }
+        }
     }
 
     /// See [`crate::Memory::free`].

@@ -124,6 +124,35 @@ impl Column {
     }
 }
 
+/// How far a column is written.
+struct Mark {
+    values: usize,
+    valid: Option<usize>,
+    /// Bytes of text, and entries of [`Text::parts`].
+    text: Option<(usize, usize)>,
+}
+
+impl Column {
+    fn mark(&self) -> Mark {
+        let text = self.text.as_ref().map(|text| (text.bytes.len(), text.parts.len()));
+        Mark { values: self.values.len(), valid: self.valid.as_ref().map(FarVec::len), text }
+    }
+
+    /// Drops what was written since.
+    fn cut(&mut self, mark: &Mark) {
+        self.values.truncate(mark.values);
+        self.valid = self.valid.take().filter(|_| mark.valid.is_some());
+        if let (Some(valid), Some(len)) = (&mut self.valid, mark.valid) {
+            valid.truncate(len);
+        }
+        if let (Some(text), Some((bytes, parts))) = (&mut self.text, mark.text) {
+            text.bytes.truncate(bytes);
+            text.parts.truncate(parts);
+            text.longest.truncate(parts - 1);
+        }
+    }
+}
+
 /// Bits of a value.
 fn width(kind: Type) -> usize {
     match kind {
@@ -159,7 +188,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`Error::Column`]: the table's columns are not the frame's. [`Error::Memory`]: the nodes have
-    /// no room. Some of the rows may be there then.
+    /// no room. None of these rows is there then, and all that came before are.
     pub fn append(&mut self, table: &Table) -> Result<()> {
         if self.frame.columns.is_empty() && self.frame.rows == 0 {
             let columns = table.columns().iter().map(|(name, series)| (name.clone(), series.kind()));
@@ -181,10 +210,21 @@ impl Writer {
         if self.frame.rows + self.pending.len() + table.len() > MOST {
             return Err(Error::HeapFull);
         }
+        // Columns are written one after the other, and any of them may find no room.
+        let is_written = self.pending.len() + table.len() >= PART;
+        let before = is_written.then(|| {
+            let marks: Vec<Mark> = self.frame.columns.iter().map(Column::mark).collect();
+            (self.pending.clone(), self.frame.rows, marks)
+        });
         for (near, (_, series)) in self.pending.columns_mut().zip(table.columns()) {
             near.append(series);
         }
-        self.write_parts()
+        let written = self.write_parts();
+        if let (Err(_), Some((pending, rows, marks))) = (&written, before) {
+            (self.pending, self.frame.rows) = (pending, rows);
+            self.frame.columns.iter_mut().zip(&marks).for_each(|(column, mark)| column.cut(mark));
+        }
+        written
     }
 
     fn write_parts(&mut self) -> Result<()> {

@@ -413,7 +413,7 @@ impl<'a> Selected<'a> {
                 return None;
             }
             let at = inner.home(chunk.word())?;
-            if *first.get_or_insert(at) + (n * crate::CHUNK) as u64 != at {
+            if !first.get_or_insert(at).is_beside((n * crate::CHUNK) as u64, at) {
                 return None;
             }
         }

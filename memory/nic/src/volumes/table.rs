@@ -13,7 +13,7 @@ use crate::units::blocks::Promise;
 use crate::units::leases::Lease;
 use farmem_protocol::nbd::PAGE;
 use farmem_protocol::wire::{Known, NewVolume, Purpose, Verdict, VolumeInfo};
-use farmem_sys::sync::Lock;
+use farmem_sys::sync::{Held, Lock};
 use farmem_trust::TokenId;
 use farmem_trust::agree::Agreed;
 use farmem_volume::MAX_SLOTS;
@@ -239,7 +239,11 @@ impl Swap<'_> {
 
     /// Ends a volume: nothing of it can be reached any more, and its memory is made clean.
     pub(crate) fn free(self, volume: &Arc<Volume>, why: VolumeEvent) {
-        let mut state = volume.state.lock();
+        self.free_locked(volume, volume.state.lock(), why);
+    }
+
+    /// The same, by one that has its lock.
+    fn free_locked(self, volume: &Arc<Volume>, mut state: Held<'_, State>, why: VolumeEvent) {
         if std::mem::replace(&mut state.gone, true) {
             return;
         }
@@ -267,9 +271,9 @@ impl Swap<'_> {
         for volume in self.volumes.all() {
             let state = volume.state.lock();
             let absent = (state.streams == 0).then_some(state.absent_since);
-            drop(state);
+            // Under the same lock: no stream comes between the look and the end.
             if graces.is_over(absent, volume.kept_ns) {
-                self.free(&volume, VolumeEvent::Forgotten);
+                self.free_locked(&volume, state, VolumeEvent::Forgotten);
             }
         }
         graces.next_ns
