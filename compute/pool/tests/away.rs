@@ -10,6 +10,7 @@ use farmem_pool::homes::State;
 use farmem_pool::{Doubt, Lane, Pool, Protect, Sealing, Standing};
 use farmem_protocol::addr::{FarSlot, PAGE_BYTES, SLAB_BYTES, SLOTS_PER_SLAB};
 use farmem_sim::Network;
+use farmem_sys::raw::Errno;
 use std::sync::Arc;
 
 const MS: u64 = 1_000_000;
@@ -255,6 +256,33 @@ fn a_write_of_before_is_not_laid_over_a_later_one() {
     sealed.passes(5_000 * MS);
     sealed.networks[0].kill_node();
     assert_eq!((sealed.read(5), sealed.read(0), sealed.read(9)), (Ok(206), Ok(101), Ok(10)));
+}
+
+/// The same, where the thread itself sees that its connection was cut, and does not reach the node.
+#[test]
+fn a_write_that_was_to_be_sent_again_is_not_laid_over_a_later_one() {
+    let mut sealed = Sealed::new(&[2, 2]);
+    let pool = sealed.pool;
+    let mut before = page(106);
+    let at = before.as_mut_ptr().cast::<u8>();
+    sealed.networks[1].stop_node(300 * MS);
+    // SAFETY: a page of ours, which outlives the operation.
+    unsafe {
+        assert!(pool.seals().seal(sealed.slots[5], at.cast_const(), at));
+        sealed.lane.write(pool, 7, sealed.slots[5], 0, at, PAGE_BYTES as u32);
+    }
+    sealed.lane.doorbell(pool);
+    sealed.networks[1].set_connecting(Err(Errno(libc::EHOSTUNREACH)));
+    sealed.networks[1].cut_and_hold_up(3_000 * MS);
+    assert_eq!(all_done(pool, &mut sealed.lane), [(7, Ok(0))]);
+    assert_eq!(pool.nodes().standing(1), Some(Standing::Away));
+    sealed.networks[1].set_connecting(Ok(()));
+    assert!((0..8).any(|_| sealed.comes_back(100 * MS)));
+    sealed.write(5, 206);
+    assert!(repaired(pool, &mut sealed.lane));
+    sealed.passes(5_000 * MS);
+    sealed.networks[0].kill_node();
+    assert_eq!((sealed.read(5), sealed.read(9)), (Ok(206), Ok(10)));
 }
 
 /// A home that was dropped before its node was given up goes back when the node is back.

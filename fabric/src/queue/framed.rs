@@ -36,10 +36,10 @@ const SCATTER: usize = 32;
 /// Parts sent by one call, at most.
 const GATHER: usize = 128;
 
-/// Bytes on their way to the node: of the frames' own, or of a WRITE's buffer.
+/// Bytes on their way to the node: of the frames' own, or of the buffer of a WRITE, by its verb's number.
 enum Outgoing {
     Own { from: usize, len: usize },
-    Buffer { from: *const u8, len: usize },
+    Buffer { from: *const u8, len: usize, verb: u64 },
 }
 
 /// Verbs travel in frames.
@@ -173,6 +173,7 @@ impl Framed {
                 bytes: (operands as u32).into(),
                 first: self.next.into(),
             };
+            let first = self.next;
             self.next += n as u64;
             let from = self.own.len();
             self.own.extend_from_slice(batch.as_bytes());
@@ -187,14 +188,14 @@ impl Framed {
                 self.own.extend_from_slice(verb.as_bytes());
             }
             self.outgoing.push_back(Outgoing::Own { from, len: self.own.len() - from });
-            for p in self.posted.drain(..n) {
+            for (verb, p) in (first..).zip(self.posted.drain(..n)) {
                 let from = self.own.len();
                 match p.verb {
                     Verb::Read { .. } | Verb::Invalidate => {}
                     Verb::Bind(binding) => self.own.extend_from_slice(binding.as_bytes()),
                     Verb::Send { ref bytes, .. } => self.own.extend_from_slice(&bytes[..p.len as usize]),
                     Verb::Write { from } | Verb::Lines { record: from, .. } => {
-                        self.outgoing.push_back(Outgoing::Buffer { from, len: p.len as usize })
+                        self.outgoing.push_back(Outgoing::Buffer { from, len: p.len as usize, verb })
                     }
                     Verb::Cas { expected, new } => {
                         self.own.extend_from_slice([expected.to_le(), new.to_le()].as_bytes())
@@ -219,7 +220,7 @@ impl Framed {
             for (part, out) in parts.iter_mut().zip(&self.outgoing) {
                 *part = match *out {
                     Outgoing::Own { from, len } => Part::new(self.own[from..].as_ptr() as *mut u8, len),
-                    Outgoing::Buffer { from, len } => Part::new(from as *mut u8, len),
+                    Outgoing::Buffer { from, len, .. } => Part::new(from as *mut u8, len),
                 };
                 n += 1;
             }
@@ -241,7 +242,7 @@ impl Framed {
                 match front {
                     Outgoing::Own { from, len } => (*from, *len) = (*from + sent, *len - sent),
                     // SAFETY: within the buffer, of which at least `len` bytes are left.
-                    Outgoing::Buffer { from, len } => (*from, *len) = (unsafe { from.add(sent) }, *len - sent),
+                    Outgoing::Buffer { from, len, .. } => (*from, *len) = (unsafe { from.add(sent) }, *len - sent),
                 }
                 break;
             }
@@ -308,6 +309,11 @@ impl Framed {
         Ok(())
     }
 
+    /// The first verb of whose buffer something is to be sent.
+    fn first_unsent(&self) -> Option<u64> {
+        self.outgoing.iter().find_map(|out| if let Outgoing::Buffer { verb, .. } = out { Some(*verb) } else { None })
+    }
+
     /// Makes completions of replies that have come whole.
     fn complete(&mut self, done: &mut Vec<Completion>) -> Result<(), Errno> {
         let mut k = 0;
@@ -319,7 +325,9 @@ impl Framed {
             let Ok(head) = wire::Completion::read_from_bytes(&self.heads[k]) else { break };
             // Out of step: the received bytes lie in the wrong buffers, and everything not yet
             // completed must be done again.
-            if head.number != self.due as u32 {
+            // A verb whose bytes are not all sent cannot be done. Its buffer is the caller's again once it
+            // completes, and must not be read after that.
+            if head.number != self.due as u32 || self.first_unsent().is_some_and(|unsent| unsent <= self.due) {
                 return Err(Errno(libc::EBADMSG));
             }
             let result = match variant::<Status>(head.status) {
@@ -350,9 +358,11 @@ impl Framed {
 }
 
 impl Drop for Framed {
-    /// What the node may still carry out is noted ([`Membership::again`]).
+    /// What the node may still carry out is noted ([`Membership::again`]): also what waits to be sent again,
+    /// for the connection that was cut may still bring it.
     fn drop(&mut self) {
-        if self.under_way.iter().any(|pending| pending.sent && !matches!(pending.verb, Verb::Read { .. })) {
+        let may_come = |pending: &Pending| pending.sent && !matches!(pending.verb, Verb::Read { .. });
+        if self.under_way.iter().chain(&self.posted).any(may_come) || !self.settled.is_empty() {
             self.member.health.unanswered.lock().push(self.number);
         }
     }

@@ -134,7 +134,11 @@ impl House {
     /// was posted is done; whether nothing is left to be freed. By the background thread, which is
     /// not in it.
     pub(crate) fn free_dropped(&self) -> bool {
-        let Some(dropped) = self.base.pool.moves().dropped() else { return true };
+        let dropped = {
+            let _inside = self.base.threads.enter();
+            self.base.pool.moves().dropped()
+        };
+        let Some(dropped) = dropped else { return true };
         if !self.base.threads.all_leave_once(1_000_000) {
             return false;
         }

@@ -7,8 +7,10 @@
 //!
 //! By the background thread, a little at a time: pieces under the evictor's lock, then a pause. How
 //! many pages are under way, and how long it pauses, is decided by how long fetches take meanwhile
-//! ([`farmem_pool::Throttle`]). Nothing is kept between pieces but where to go on, so that a fork, a loss and the end of the process may
-//! come at any time. The slabs' words and stale bits have all that must be known.
+//! ([`farmem_pool::Throttle`]). Nothing is kept between pieces but where to go on, so that a fork, a
+//! loss and the end of the process may come at any time. The slabs' words and stale bits have all that
+//! must be known. Each look at slabs counts as a thread in the pager: a fork in its midst would leave
+//! the child a lock that nobody opens.
 //!
 //! *What a fault waits for.* A fault that must evict ends the piece that is being copied, and waits
 //! for the few pages of it that are under way ([`crate::out::turns`]). Other takers of the lock wait
@@ -132,7 +134,11 @@ impl House {
         let now = now_ns();
         repair.stuck.retain(|(_, until)| now < *until);
         let stuck: Vec<u32> = repair.stuck.iter().map(|(index, _)| *index).collect();
-        match self.base.pool.repair().may_lack().then(|| self.base.pool.repair().lacks_but(&stuck)).flatten() {
+        let lacks = {
+            let _inside = self.base.threads.enter();
+            self.base.pool.repair().may_lack().then(|| self.base.pool.repair().lacks_but(&stuck)).flatten()
+        };
+        match lacks {
             None => {
                 self.tell_repaired(repair);
                 repair.throttle.rests(&self.base.counters.latency);
@@ -189,10 +195,9 @@ impl House {
     /// Moves one of two copies to another failure domain; whether it can be filled at once.
     fn move_apart(&self, repair: &mut Repair, index: u32) -> bool {
         let pool = &self.base.pool;
-        let place = {
-            let _inside = self.base.threads.enter();
-            pool.moves().place_apart(index)
-        };
+        // No fork between the two steps: its child would share the place, and keep it.
+        let _inside = self.base.threads.enter();
+        let place = pool.moves().place_apart(index);
         // The refusal needs no line of its own: one says already that copies lie together.
         let Ok(place) = place else {
             repair.look_ns = now_ns() + REFUSED_NS;
@@ -201,7 +206,6 @@ impl House {
         if repair.begun_ns == 0 {
             repair.begun_ns = now_ns();
         }
-        let _inside = self.base.threads.enter();
         let mut evictor = self.evictor_at_rest();
         let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
         let moved = pool.moves().move_home(&mut thread.lane, index, place);
@@ -212,15 +216,15 @@ impl House {
     /// Lets a slab move from a node that needs its memory. Whether it can be filled at once.
     fn make_room(&self, repair: &mut Repair, index: u32) -> bool {
         let moves = self.base.pool.moves();
-        let found = {
-            let _inside = self.base.threads.enter();
-            moves.find_room(index)
-        };
-        match found {
+        // No fork between the two steps: its child would share the place, and keep it.
+        let inside = self.base.threads.enter();
+        match moves.find_room(index) {
             // The next look says what it lacks.
-            Ok(None) => self.free_dropped(),
+            Ok(None) => {
+                drop(inside);
+                self.free_dropped()
+            }
             Ok(Some(place)) => {
-                let inside = self.base.threads.enter();
                 let mut evictor = self.evictor_at_rest();
                 let thread = evictor.thread.get_or_insert_with(|| Thread::boxed(0));
                 let moved = moves.move_home(&mut thread.lane, index, place);
@@ -308,11 +312,15 @@ impl House {
 
     /// Says when copies begin to lie in one failure domain, and when none does any more.
     fn tell_together(&self, repair: &mut Repair) {
-        let together =
-            if self.base.pool.protection() == Protect::None { 0 } else { self.base.pool.repair().together_bytes() };
+        let (together, domain) = {
+            let _inside = self.base.threads.enter();
+            let slabs = self.base.pool.repair();
+            let together = if self.base.pool.protection() == Protect::None { 0 } else { slabs.together_bytes() };
+            (together, if together > 0 && !repair.together { slabs.crowded_domain() } else { None })
+        };
         match (repair.together, together) {
             (false, 1..) => {
-                let domain = self.base.pool.repair().crowded_domain().unwrap_or_default();
+                let domain = domain.unwrap_or_default();
                 say(&format!(
                     "both copies of {} are in failure domain {domain}: no node of another has room; they move when one has",
                     bytes(together)
@@ -328,7 +336,11 @@ impl House {
     /// was being filled may be lost, or the other one not answer.
     fn tell_repaired(&self, repair: &mut Repair) {
         repair.told = false;
-        if repair.begun_ns == 0 || self.base.pool.repair().owes() {
+        let owes = || {
+            let _inside = self.base.threads.enter();
+            self.base.pool.repair().owes()
+        };
+        if repair.begun_ns == 0 || owes() {
             return;
         }
         let (pages, begun) = (std::mem::take(&mut repair.pages), std::mem::take(&mut repair.begun_ns));
