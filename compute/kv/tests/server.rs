@@ -262,6 +262,8 @@ fn settings_are_set_together() {
     }
     let said = client.ask("CONFIG SET slowlog-max-len 7 SLOWLOG-MAX-LEN 8 notify-keyspace-events K");
     assert_eq!(said, format!("{failed} 'slowlog-max-len') - duplicate parameter"));
+    let said = client.ask("CONFIG SET maxmemory 1 maxmemory 2");
+    assert_eq!(said, format!("{failed} 'maxmemory') - duplicate parameter"));
     answers(
         &mut client,
         &[
@@ -296,6 +298,7 @@ fn tools_are_answered() {
             ("ACL GETUSER nobody", "*-1"),
             ("ACL LOG", "[]"),
             ("ACL CAT hyperloglog", "[pfadd pfcount pfmerge]"),
+            ("ACL CAT scripting", "[eval eval_ro evalsha evalsha_ro script]"),
             ("COMMAND DOCS get", "[get [summary As redis's GET group string]]"),
             ("LATENCY LATEST", "[]"),
             ("SCRIPT KILL", "-NOTBUSY No scripts in execution right now."),

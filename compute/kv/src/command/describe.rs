@@ -44,7 +44,7 @@ pub fn run(call: &Call) -> Answered {
 /// COMMAND DOCS of one: which group it is of. Redis's own pages have the rest.
 fn documented(command: &Command) -> (Reply, Reply) {
     let summary = format!("As redis's {}", command.name.to_ascii_uppercase());
-    let group = match category(command.group) {
+    let group = match category(command) {
         "keyspace" => "generic",
         "sortedset" => "sorted-set",
         other => other,
@@ -57,7 +57,7 @@ fn documented(command: &Command) -> (Reply, Reply) {
 /// ACL CAT.
 pub fn categories(call: &Call) -> Answered {
     if call.count() == 2 {
-        let groups = COMMANDS.iter().map(|command| category(command.group));
+        let groups = COMMANDS.iter().map(category);
         let all: BTreeSet<&str> = groups.chain(["read", "write"]).collect();
         return Ok(Reply::Array(all.into_iter().map(Reply::bulk).collect()));
     }
@@ -78,7 +78,7 @@ fn described(command: &Command) -> Reply {
         flags.push(Reply::Line("movablekeys".into()));
     }
     let (first, last, step) = command.keys;
-    let categories = ["read", "write", category(command.group)];
+    let categories = ["read", "write", category(command)];
     let categories = categories.iter().filter(|one| is_of(command, one.as_bytes()));
     Reply::Array(vec![
         Reply::bulk(command.name),
@@ -94,9 +94,10 @@ fn described(command: &Command) -> Reply {
     ])
 }
 
-/// The category of redis's that a group of commands is in.
-fn category(group: Group) -> &'static str {
-    match group {
+/// The category of redis's that a command is in.
+fn category(command: &Command) -> &'static str {
+    match command.group {
+        _ if command.name == "script" => "scripting",
         Group::Strings => "string",
         Group::Bits => "bitmap",
         Group::Lists | Group::Moves => "list",
@@ -118,7 +119,7 @@ fn is_of(command: &Command, wanted: &[u8]) -> bool {
     match wanted {
         b"read" => of_keys && !command.writes,
         b"write" => of_keys && command.writes,
-        wanted => category(command.group).as_bytes() == wanted,
+        wanted => category(command).as_bytes() == wanted,
     }
 }
 

@@ -294,13 +294,14 @@ fn configure(call: &Call) -> Answered {
 fn configure_each(call: &Call) -> Answered {
     let now = settings(call);
     let mut names = BTreeSet::new();
+    let name_of = |pair: &[Vec<u8>]| String::from_utf8_lossy(&pair[0]).to_ascii_lowercase();
+    if let Some(name) = call.args[2..].chunks(2).map(name_of).find(|name| !names.insert(name.clone())) {
+        return Err(Fail::new(format!(
+            "CONFIG SET failed (possibly related to argument '{name}') - duplicate parameter"
+        )));
+    }
     for pair in call.args[2..].chunks(2) {
-        let (name, value) = (String::from_utf8_lossy(&pair[0]).to_ascii_lowercase(), &pair[1]);
-        if !names.insert(name.clone()) {
-            return Err(Fail::new(format!(
-                "CONFIG SET failed (possibly related to argument '{name}') - duplicate parameter"
-            )));
-        }
+        let (name, value) = (name_of(pair), &pair[1]);
         let so = now.iter().any(|(known, is_now)| *known == name && is_now.as_bytes() == value.as_slice());
         match name.as_str() {
             "slowlog-log-slower-than" => call.front.stats.threshold_us.set(int(value)?),
