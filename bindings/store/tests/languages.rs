@@ -131,6 +131,36 @@ fn python_puts_blocks_and_lmcache_misses_in_place_of_errors() {
     assert!(said.ends_with("all of it\n"), "{said}");
 }
 
+/// What a process of this test is that has this variable: a node at the address that comes last.
+const NODE: &str = "FARMEM_TEST_NODE";
+
+#[test]
+fn another_process() {
+    if std::env::var_os(NODE).is_none() {
+        return;
+    }
+    let at: NodeAddr = std::env::args().next_back().expect("an address").parse().expect("an address");
+    let _node = Node::start(&farmem_memory::Config::new(4 * (64 << 20), vec![at])).expect("a node");
+    let parent = std::os::unix::process::parent_id();
+    while std::os::unix::process::parent_id() == parent {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    std::process::exit(0);
+}
+
+#[test]
+fn lmcache_misses_while_its_node_is_killed_and_goes_on_with_another() {
+    let mut python = Command::new("/usr/bin/python3");
+    python
+        .env("PYTHONPATH", here("../python"))
+        .env("FARMEM_STORE_LIBRARY", library())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env(NODE, "yes");
+    python.arg(here("tests/sources/killed.py")).arg(std::env::current_exe().expect("a test"));
+    let said = ran(python.args(["another_process", "--exact", "--nocapture"]));
+    assert!(said.ends_with("all of it\n"), "{said}");
+}
+
 /// As users install it: pip makes a wheel from the tree, and the program of the front page runs.
 #[test]
 fn pip_installs_it() {

@@ -246,8 +246,9 @@ async def connector(node, nobody):
             pass
 
 
-node, nobody = sys.argv[1:3]
-blocks(node)
-stand_in()
-asyncio.run(connector(node, nobody))
-print("all of it")
+if __name__ == "__main__":
+    node, nobody = sys.argv[1:3]
+    blocks(node)
+    stand_in()
+    asyncio.run(connector(node, nobody))
+    print("all of it")
