@@ -4,6 +4,7 @@
 use crate::{Key, NoToken, Token};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -51,8 +52,16 @@ fn within(path: &Path, silence: Duration) -> Result<String, FileError> {
         return Err(FileError::Mode(path.to_owned()));
     }
     let mut text = String::new();
-    file.read_to_string(&mut text).map_err(failed)?;
+    waiting(&mut file).and_then(|()| file.read_to_string(&mut text)).map_err(failed)?;
     Ok(text)
+}
+
+/// A terminal is waited for. The same file is opened again: another may lie in its place by now.
+fn waiting(file: &mut File) -> io::Result<()> {
+    if file.metadata()?.file_type().is_char_device() {
+        *file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    }
+    Ok(())
 }
 
 /// Opens a file, or a pipe, whose writer is not waited for. What is known of it then is of what is read: others may
@@ -66,8 +75,12 @@ fn opened(path: &Path) -> io::Result<File> {
 /// # Errors
 /// If it cannot be read, or if a pipe says nothing for ten seconds.
 pub fn text(path: &Path) -> io::Result<String> {
-    let file = opened(path)?;
-    if file.metadata()?.file_type().is_fifo() { heard(file, SILENCE) } else { io::read_to_string(file) }
+    let mut file = opened(path)?;
+    if file.metadata()?.file_type().is_fifo() {
+        return heard(file, SILENCE);
+    }
+    waiting(&mut file)?;
+    io::read_to_string(file)
 }
 
 /// What a pipe says until its last writer has gone, if its silence is never longer than that.

@@ -150,7 +150,7 @@ fn follow_quotas(keys: Arc<Keys>, served: Arc<Served>) -> Result<(), Failure> {
             let beyond = quotas.keys().nth(MOST_QUOTAS).cloned();
             served.set_quotas(quotas);
             if let Some(tenant) = beyond.filter(|_| !std::mem::replace(&mut told, true)) {
-                eprintln!("farmem: {}; {tenant} and those after it get no memory", too_many());
+                eprintln!("farmem: {}; {tenant} and those after it get no more memory", too_many());
             }
         }
     };

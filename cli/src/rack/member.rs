@@ -21,7 +21,7 @@ use farmem_protocol::node::Domain;
 use farmem_sys::process;
 use farmem_trust::Key;
 
-use super::is_loopback;
+use super::{is_here, is_loopback};
 use crate::failure::Failure;
 
 /// How long a node's end waits for the controller to be told of it.
@@ -69,7 +69,7 @@ impl Rack {
         let by_tcp = listen.iter().any(|at| matches!(at, NodeAddr::Tcp(_)));
         match self.controller {
             Some(_) if !by_tcp => Err(Failure::usage("--controller: other machines need a --listen HOST:PORT")),
-            Some(ref at) if self.advertise.is_none() && is_here_alone(listen) && !at.split(',').any(is_loopback) => {
+            Some(ref at) if self.advertise.is_none() && is_here_alone(listen) && !at.split(',').any(is_here) => {
                 Err(Failure::usage(
                     "--listen: other machines do not reach a loopback address: add one that they reach, or --advertise",
                 ))
@@ -132,6 +132,13 @@ impl Beats {
     }
 }
 
+/// The shares of the tenants that the controller shares out to: the first by their names' letters, as there.
+fn shares(nic: &Nic) -> Vec<Share> {
+    let mut all = nic.tenants.with_shares();
+    all.sort_by(|one, other| one.name.as_str().cmp(other.name.as_str()));
+    all.iter().take(MOST_QUOTAS).map(|tenant| said(tenant)).collect()
+}
+
 /// A tenant's share, as the controller is told.
 fn said(tenant: &Tenant) -> Share {
     let bytes = tenant.share().unwrap_or(u64::MAX);
@@ -149,7 +156,7 @@ fn say(client: &Client, nic: &Arc<Nic>, mut about: Beat, leaving: &SyncSender<()
         about.bytes_read = moved(&nic.tally.read_bytes);
         about.bytes_written = moved(&nic.tally.write_bytes) + moved(&nic.tally.record_bytes);
         about.leaving = nic.is_draining();
-        about.shares = nic.tenants.with_shares().iter().take(MOST_QUOTAS).map(|tenant| said(tenant)).collect();
+        about.shares = shares(nic);
         let mut next = farmem_control::state::BEAT_EVERY;
         match client.beat(&about) {
             Ok(orders) => {

@@ -30,6 +30,12 @@ pub fn advertised(text: &str) -> Result<String, String> {
     }
 }
 
+/// Whether this address is of this machine: its loopback, or its own name.
+fn is_here(at: &str) -> bool {
+    let host = at.rsplit_once(':').map_or(at, |(host, _)| host);
+    is_loopback(at) || host == farmem_sys::process::host_name()
+}
+
 /// Whether this address is of this machine alone.
 fn is_loopback(at: &str) -> bool {
     let host = at.rsplit_once(':').map_or(at, |(host, _)| host).trim_start_matches('[').trim_end_matches(']');

@@ -8,10 +8,10 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farmem_fabric::session::names_of;
 use farmem_fabric::{ConnectError, ConnectOptions, NodeAddr, RunNode, Session, Transport, Trust};
@@ -149,6 +149,8 @@ impl Far {
         let options = ConnectOptions { timeout: within, ..self.options.clone() };
         let session = Session::connect(&at, &options).map_err(Failure::no_node)?;
         let incarnation = session.identity().incarnation;
+        // It may have been on the list before.
+        self.sessions.retain(|other| !other.is_beside(&session));
         self.sessions.push(session);
         Ok((RunNode { at, domain: node.domain }.to_string(), incarnation))
     }
@@ -221,9 +223,12 @@ impl Far {
     /// was started anew at its address may have got memory of the run's processes since.
     pub fn end_run(self) {
         let (run, options) = (self.options.run, ConnectOptions { timeout: ANEW_WITHIN, ..self.options });
+        let until = Instant::now() + 3 * ANEW_WITHIN;
         for session in &self.sessions {
+            // A name would have to be looked up, for as long as that takes.
             if session.end_run(run).is_err()
-                && let Ok(at) = session.node().parse()
+                && Instant::now() < until
+                && let Some(at) = numeric(session.node())
                 && let Ok(anew) = Session::connect(&at, &options)
             {
                 let _ = anew.end_run(run);
@@ -232,10 +237,26 @@ impl Far {
     }
 }
 
+/// An address that no resolver is asked for.
+fn numeric(at: &str) -> Option<NodeAddr> {
+    match at.parse().ok()? {
+        NodeAddr::Tcp(at) if at.parse::<SocketAddr>().is_err() => None,
+        at => Some(at),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn an_address_is_known_to_be_numeric() {
+        for at in ["127.0.0.1:7411", "[::1]:7411", "unix:/run/node"] {
+            assert!(numeric(at).is_some(), "{at}");
+        }
+        assert_eq!((numeric("bighost:7411"), numeric("")), (None, None));
+    }
 
     #[test]
     fn a_runs_name_reads_back() {

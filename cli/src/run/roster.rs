@@ -89,6 +89,8 @@ struct Wanted {
     wait: Duration,
     /// What was said of it: each reason is said once.
     said: Vec<String>,
+    /// Attempts so far. Each begins with another node.
+    tries: usize,
 }
 
 /// The run's list of nodes.
@@ -114,16 +116,17 @@ impl Roster {
     pub fn look(&mut self, far: &mut Far) {
         match self.source.changed() {
             Some(Ok(nodes)) => {
-                self.wanted = Some(Wanted { nodes, at: Instant::now(), wait: AGAIN, said: Vec::new() });
+                self.wanted = Some(Wanted { nodes, at: Instant::now(), wait: AGAIN, said: Vec::new(), tries: 0 });
             }
             Some(Err(why)) => eprintln!("farmem: {why}; the run goes on with the nodes that it has"),
             None => {}
         }
         let Some(mut wanted) = self.wanted.take_if(|wanted| wanted.at <= Instant::now()) else { return };
         let within = if wanted.said.is_empty() { far::ANSWER_WITHIN } else { AGAIN };
-        match self.change(&wanted.nodes, far, within) {
-            Ok(unreached) if unreached.is_empty() => {}
-            Ok(unreached) => {
+        match self.change(&wanted.nodes, far, (within, wanted.tries)) {
+            Ok(None) => {}
+            Ok(Some(unreached)) => {
+                wanted.tries += 1;
                 for why in unreached.into_iter().filter(|why| !wanted.said.contains(why)).collect::<Vec<_>>() {
                     eprintln!("farmem: {why}; the run goes on with the nodes that it has, and tries again");
                     wanted.said.push(why);
@@ -136,16 +139,32 @@ impl Roster {
         }
     }
 
-    /// Reaches what is new, and tells the run's processes. Returns why nodes were not reached. As long as
-    /// there is one of these, no node is taken out: it may hold what the others have no room for.
-    fn change(&mut self, nodes: &[RunNode], far: &mut Far, within: Duration) -> Result<Vec<String>, String> {
-        let (mut told, mut unreached) = (self.told.clone(), Vec::new());
-        for node in nodes.iter().filter(|node| !self.told.contains_key(&node.at)) {
+    /// Reaches what is new, and tells the run's processes. Returns why nodes were not reached; `None`: all
+    /// were. As long as one is not, no node is taken out: it may hold what the others have no room for.
+    /// The attempt ends with the first that was not reached `within` that time.
+    fn change(
+        &mut self,
+        nodes: &[RunNode],
+        far: &mut Far,
+        (within, tries): (Duration, usize),
+    ) -> Result<Option<Vec<String>>, String> {
+        let until = Instant::now() + within;
+        let mut unreached: Option<Vec<String>> = None;
+        for node in nodes.iter().cycle().skip(tries % nodes.len().max(1)).take(nodes.len()) {
+            if self.told.contains_key(&node.at) {
+                continue;
+            }
+            // Signals to the program wait meanwhile.
+            if Instant::now() >= until {
+                unreached.get_or_insert_default();
+                break;
+            }
             match far.join(node, within) {
-                Ok(joined) => drop(told.insert(node.at.clone(), joined)),
-                Err(failure) => unreached.push(failure.line),
+                Ok(joined) => drop(self.told.insert(node.at.clone(), joined)),
+                Err(failure) => unreached.get_or_insert_default().push(failure.line),
             }
         }
+        let told = &self.told;
         // Two copies would be one, and memory that there is once be counted twice.
         let known = |at: usize| told.get(&nodes[at].at).map(|(_, incarnation)| incarnation);
         let same = |at: usize| (0..at).find(|&before| known(before).is_some() && known(before) == known(at));
@@ -159,13 +178,16 @@ impl Roster {
             list.extend(told.get(&nodes[at].at).map(|(called, _)| called.as_str()));
         }
         let is_left = |at: &&NodeAddr| nodes.iter().all(|node| node.at != **at);
-        match unreached.is_empty() {
-            true => left.extend(told.keys().filter(is_left).cloned()),
-            false => list.extend(told.iter().filter(|(at, _)| is_left(at)).map(|(_, (called, _))| called.as_str())),
+        match unreached {
+            None => left.extend(told.keys().filter(is_left).cloned()),
+            // By another address it may be on the list.
+            Some(_) => list.extend(told.iter().filter_map(|(at, (called, incarnation))| {
+                let is_known = (0..nodes.len()).any(|at| known(at) == Some(incarnation));
+                (is_left(&at) && !is_known).then_some(called.as_str())
+            })),
         }
         counters::tell_roster(&self.counters, &list.join(",")).map_err(|e| format!("the nodes cannot be told: {e}"))?;
-        left.iter().for_each(|at| drop(told.remove(at)));
-        self.told = told;
+        left.iter().for_each(|at| drop(self.told.remove(at)));
         Ok(unreached)
     }
 }

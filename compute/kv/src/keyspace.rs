@@ -231,7 +231,10 @@ impl Keyspace {
                     match self.find(io, key).await {
                         // It is damaged, and would count as absent in any case.
                         Err(Trouble::Corrupt) if there.kind() == Type::Block => {
-                            self.discard(io, key, None).await?;
+                            // Unless another has put a sound one in its place.
+                            if shard.index.brief(io, key).await?.is_some_and(|now| self.has_ended(&now)) {
+                                self.discard(io, key, None).await?;
+                            }
                         }
                         found => drop(found?),
                     }
