@@ -225,24 +225,31 @@ static int wait_by(int way, const sigset_t *mask, int fd, long ms) {
     }
 }
 
+/* How long a signal is sent after the one before, in us. Where it is open already, the wait must have begun by then. */
+static int pause_us = 30000;
+static volatile int is_over;
 static void *sends_soon(void *first) {
     const int *signals = first;
     for (; *signals; signals++) {
-        usleep(30000);
+        usleep(pause_us);
         if (signals[0] > 0)
             kill(getpid(), signals[0]);
         else
             pthread_kill(first_thread, -signals[0]);
     }
+    /* A wait that began too late for them has no other end. What is printed is wrong then. */
+    for (int n = 0; n < 500 && !is_over; n++) usleep(10000);
+    if (!is_over) pthread_kill(first_thread, SIGUSR1);
     return NULL;
 }
 
 static void waits(const char *what, int way, const sigset_t *mask, int fd, long ms, const int *sent) {
     pthread_t sender;
-    length = order[0] = 0;
+    length = order[0] = is_over = 0;
     if (sent) MUST(pthread_create(&sender, NULL, sends_soon, (void *)sent) == 0);
     errno = 0;
     int r = wait_by(way, mask, fd, ms);
+    is_over = 1;
     printf("%s, way %d: %d %d, %s", what, way, r, errno, order);
     sigset_t now;
     MUST(sigprocmask(SIG_BLOCK, NULL, &now) == 0 && (!sent || pthread_join(sender, NULL) == 0));
@@ -284,8 +291,10 @@ static void waits_with_masks(void) {
             }
             /* Open before and after. */
             MUST(sigprocmask(SIG_SETMASK, &open, NULL) == 0);
+            pause_us = 200000;
             waits("held back", way, &all, ends[0], 20000, (int[]){-s, -SIGUSR1, 0});
-            if (way) waits("to the end", way, &all, ends[0], 200, (int[]){-s, 0});
+            if (way) waits("to the end", way, &all, ends[0], 800, (int[]){-s, 0});
+            pause_us = 30000;
             MUST(sigprocmask(SIG_SETMASK, &was, NULL) == 0);
         }
     /* What is ignored is not pending any more, and ends no wait. */
@@ -298,6 +307,38 @@ static void waits_with_masks(void) {
         pending("not any more");
     }
     for (int i = 0; i < 2; i++) MUST(sigaction(both[i], &before[i], NULL) == 0);
+}
+
+/* A handler that the program sets by an instruction of its own, past all libraries. */
+static volatile int foreign;
+static void is_foreign(int s) {
+    (void)s;
+    foreign++;
+}
+void foreign_return(void);
+__asm__(".text\nforeign_return:\n mov $15, %eax\n syscall\n");
+
+static void waits_for_a_foreign_handler(void) {
+    struct {
+        void (*handler)(int);
+        unsigned long flags;
+        void (*restorer)(void);
+        unsigned long mask;
+    } action = {is_foreign, 0x04000000 /* SA_RESTORER */, foreign_return, 0};
+    long r;
+    register long size __asm__("r10") = 8;
+    __asm__ volatile("syscall"
+                     : "=a"(r)
+                     : "a"(13L), "D"((long)SIGUSR2), "S"(&action), "d"(0L), "r"(size)
+                     : "rcx", "r11", "memory");
+    sigset_t blocked, was, none;
+    sigemptyset(&none);
+    blocked = two;
+    sigaddset(&blocked, SIGUSR2);
+    MUST(r == 0 && sigprocmask(SIG_BLOCK, &blocked, &was) == 0);
+    waits("foreign", 0, &none, -1, 20000, (int[]){-SIGUSR2, 0});
+    MUST(sigprocmask(SIG_SETMASK, &was, NULL) == 0 && signal(SIGUSR2, SIG_DFL) != SIG_ERR);
+    printf("foreign handlers %d\n", foreign);
 }
 
 static int executed(void) {
@@ -330,6 +371,7 @@ int main(int argc, char **argv) {
     to_a_thread_that_has_not_blocked_them();
     past_threads_that_left_a_wait();
     waits_with_masks();
+    waits_for_a_foreign_handler();
     printf("wrong %zu\n", wrong(mem, 16 * MIB, 3));
     fflush(stdout);
     signal(SIGSYS, SIG_IGN);

@@ -208,21 +208,28 @@ impl Pins {
         }
     }
 
-    /// Pins a page for writing that has been touched, and stays so meanwhile. False if it cannot be.
-    pub(crate) fn pin_touched(&self, inside: &mut Inside<'_>, page: PageId) -> bool {
-        let word = self.base.table.word(page);
+    /// Pins a resident page for writing. False if it is not resident, or has too many pins. Takes no lock of
+    /// mappings: nothing is served that is not there.
+    pub(crate) fn pin_resident(&self, inside: &mut Inside<'_>, page: PageId) -> bool {
+        let (word, mut rounds) = (self.base.table.word(page), 0);
         loop {
             let seen = word.load();
-            if seen.state() != State::Resident || !seen.dirty() {
-                if self.incoming.serve(inside, page, true, clock::ticks()) == Served::Unmapped {
-                    return false;
+            match seen.state() {
+                State::Busy | State::Leaving => {
+                    rounds += 1;
+                    self.base.wait_for_owner(rounds);
                 }
-            } else if word.pin(seen) {
-                return true;
-            } else if seen.pins() == crate::word::MAX_PINS {
-                return false;
+                State::Resident if word.pin(seen) => break,
+                State::Resident if seen.pins() < crate::word::MAX_PINS => {}
+                _ => return false,
             }
         }
+        // It stays, for it is pinned: this lifts its protection at most.
+        if word.load().dirty() || self.incoming.serve(inside, page, true, clock::ticks()) == Served::Here {
+            return true;
+        }
+        self.unpin_page(page);
+        false
     }
 
     /// Whether the program's mapping may forbid reading in some page of a range, which is pinned. It

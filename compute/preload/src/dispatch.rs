@@ -15,6 +15,7 @@ use farmem_protocol::addr::is_far;
 use farmem_sys::descriptors::owns_fd;
 use farmem_sys::members;
 use farmem_sys::raw::{SignalsBlocked, sleep_ns, syscall, syscall_for_program};
+use farmem_sys::thread::Tasks;
 use std::sync::atomic::Ordering;
 
 const ENOSYS: isize = -(libc::ENOSYS as isize);
@@ -164,7 +165,12 @@ fn is_alone() -> bool {
         }
         threads::is_only_one()
     };
-    confined::alone().unwrap_or_else(|| (0..tries).any(only_one))
+    match confined::alone() {
+        Some(true) => true,
+        // A filter may forbid to ask by a path, and lets the runtime ask by a descriptor.
+        Some(false) => threads::is_first() && Tasks::open().others() == Some(0),
+        None => (0..tries).any(only_one),
+    }
 }
 
 /// unshare and setns. Children may share this memory and number processes differently.

@@ -191,10 +191,13 @@ impl Space {
         });
         self.drop_claimed(&claimed);
         for page in pinned {
-            // It is touched, and stays so while the lock is held: this takes no lock of mappings.
-            if self.pins.pin_touched(inside, page) {
-                wipe(page);
+            if self.pins.pin_resident(inside, page) {
+                // SAFETY: pinned for writing just now, and the caller's word about the range and the lock.
+                unsafe { wipe(page) };
                 self.pins.unpin(page.addr(), PAGE_BYTES);
+            } else {
+                // Its call has ended and it has left meanwhile; or too many calls have pinned it.
+                self.untouch(page.addr(), page.addr() + PAGE_BYTES);
             }
         }
     }

@@ -131,10 +131,18 @@ impl Throttle {
     /// A spell of copying begins.
     pub fn begins(&mut self, fetches: &Histogram, now_ns: u64) {
         let since = self.since(fetches);
-        self.alone.add(&since);
         match self.looked_ns {
-            Some(_) => self.all.add(&since),
-            None => self.looked_ns = Some(now_ns),
+            Some(_) => {
+                self.alone.add(&since);
+                self.all.add(&since);
+            }
+            None => {
+                // Since the last look, at which nothing was to be copied.
+                if since.count() >= FEW {
+                    self.alone = since;
+                }
+                self.looked_ns = Some(now_ns);
+            }
         }
     }
 

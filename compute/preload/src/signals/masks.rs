@@ -61,14 +61,18 @@ pub fn rt_sigprocmask(how: i32, new: usize, old: usize, size: usize) -> isize {
 /// there is the program's from here on. Of the runtime's signals it is only noted. Kept ones that it
 /// opens are sent while the kernel has all blocked, and so come where the handler returns to. All
 /// signals but the runtime's are blocked, and nothing far is touched any more.
-pub extern "C" fn returns_by(context: usize) {
+///
+/// # Safety
+/// A frame of the kernel's must lie there, or one that the program made to return by.
+pub unsafe extern "C" fn returns_by(context: usize) {
     let mask = (context + MASK_AT) as *mut u64;
     // SAFETY: a frame that the program's handler kept, as it must for the kernel.
     let left = unsafe { mask.read() };
     // SAFETY: as above.
     unsafe { mask.write(left & !OURS) };
     let record = threads::current();
-    record.hidden.store((left & OURS) as usize, Ordering::Relaxed);
+    // Before the look at what is due, for all threads: whoever keeps a signal notes it, then looks at this.
+    record.hidden.swap((left & OURS) as usize, Ordering::SeqCst);
     if blocked::is_due(record) {
         change(libc::SIG_SETMASK, u64::MAX);
         blocked::send_due(record);

@@ -157,9 +157,10 @@ fn wait(record: &Record, call: &Call, set: u64) -> isize {
         };
         // No handler of the program's has ended it: a signal that did is kept, or comes again, because
         // another thread took it from the kernel.
+        // One that the kernel calls past the runtime says nothing: then it has.
         let goes_on = || {
             record.wait.at.load(Ordering::Relaxed) != 0
-                && (lets_in != 0 || record.wait.kept.load(Ordering::Relaxed) != 0)
+                && (record.wait.kept.load(Ordering::Relaxed) != 0 || lets_in != 0 && !actions::has_foreign())
         };
         // `None`: what was kept is ignored, or a handler came before the call.
         if let Some(result) = came

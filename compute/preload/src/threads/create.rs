@@ -177,7 +177,7 @@ struct Pinning {
 /// Room that libc's `pthread_create` takes of its caller's stack, generously.
 const CREATE_DEPTH: usize = 16 << 10;
 /// Room for a thread's first frames, before it has an alternate stack.
-const FIRST_FRAMES: usize = 16 << 10;
+const FIRST_FRAMES: usize = 48 << 10;
 
 /// The part of a far thread stack that is kept local: the thread's control block, in which the kernel
 /// writes when the thread ends, its thread-locals, and its first frames.

@@ -114,8 +114,13 @@ impl Pinned {
         let [below, from] = ranges[0].split(block & !(PAGE_BYTES - 1));
         below.unpin();
         let ranges = [from, ranges[1], ranges[2]];
+        let place = || LEFT.iter().find(|left| left.turn(FREE, TAKEN));
+        let place = place().or_else(|| {
+            unpin_left();
+            place()
+        });
         // Where there is no place it stays local.
-        if let Some(left) = LEFT.iter().find(|left| left.turn(FREE, TAKEN)) {
+        if let Some(left) = place {
             left.ranges.iter().zip(ranges).for_each(|(place, range)| place.put(range));
             left.number.store(number, Ordering::Release);
         }
