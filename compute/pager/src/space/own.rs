@@ -1,5 +1,7 @@
 //! Mappings are laid and taken away, and pages change hands with them.
 
+#![allow(unsafe_code)] // Zeros for pages that calls have pinned.
+
 use super::Space;
 use crate::kernel;
 use crate::maps::regions::Region;
