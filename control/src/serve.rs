@@ -464,7 +464,7 @@ mod tests {
     /// One that has just begun knows no node's beat. It answers then who asks what they would say.
     #[test]
     fn nobody_is_down_before_its_beat_was_due() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let (served, from) = (alone(|_| ()), ConnectInfo(SocketAddr::from(([10, 0, 0, 9], 4711))));
             let said = |name: &str| {
