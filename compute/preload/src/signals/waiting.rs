@@ -25,8 +25,9 @@ use farmem_sys::clock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const EINTR: isize = -(libc::EINTR as isize);
-/// No mask: the kernel never has SIGKILL in one.
-const NONE: usize = usize::MAX;
+/// No mask. Masks are noted as what they leave open, and the kernel never has SIGKILL in one. So a record that
+/// nobody has used yet is zeros, and the table of records needs no room in the library's file.
+const NONE: usize = 0;
 
 /// A thread's wait.
 pub struct Wait {
@@ -35,7 +36,7 @@ pub struct Wait {
     at: AtomicUsize,
     /// That mask, as the program gave it.
     mask: AtomicUsize,
-    /// The kernel's mask before the call, where all was blocked for it. Else [`NONE`]: the signal's
+    /// What the kernel's mask before the call left open, where all was blocked for it. Else [`NONE`]: the signal's
     /// frame has it.
     before: AtomicUsize,
     /// Non-zero: a signal has ended the call, and is kept.
@@ -202,7 +203,7 @@ fn with_kept(record: &Record, lets_in: usize, call: &Call) -> Option<isize> {
     for (signal, info) in due.iter().flatten() {
         open::send(*signal, info);
     }
-    record.wait.before.store(before as usize, Ordering::Relaxed);
+    record.wait.before.store(!before as usize, Ordering::Relaxed);
     let result = due.iter().any(Option::is_some).then(|| issue(call));
     record.wait.before.store(NONE, Ordering::Relaxed);
     if result.is_none() || record.wait.at.load(Ordering::Relaxed) != 0 {
@@ -261,5 +262,23 @@ pub unsafe fn begin(record: &Record, context: usize) -> Option<Begun> {
     record.wait.at.store(0, Ordering::Relaxed);
     let before = record.wait.before.load(Ordering::Relaxed);
     let within = record.wait.mask.load(Ordering::Relaxed) as u64;
-    Some(Begun { within, before: (before != NONE).then_some(before as u64) })
+    Some(Begun { within, before: (before != NONE).then_some(!before as u64) })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::threads::RECORDS_OF_THREADS;
+
+    /// If one byte of a fresh record were not zero, the library would be longer by the whole table.
+    #[test]
+    fn fresh_records_take_no_room_in_the_librarys_file() {
+        let middle = RECORDS_OF_THREADS.as_ptr() as usize + size_of_val(&RECORDS_OF_THREADS) / 2;
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let holds = |line: &&str| {
+            let mut ends = line.split([' ', '-']).map(|end| usize::from_str_radix(end, 16).unwrap());
+            (ends.next().unwrap()..ends.next().unwrap()).contains(&middle)
+        };
+        let line = maps.lines().find(holds).unwrap();
+        assert!(!line.contains('/'), "{line}");
+    }
 }
