@@ -71,8 +71,9 @@ pub fn own_that(will_do: impl Fn(&Path) -> bool) -> Result<PathBuf, Unsafe> {
     }
 }
 
-/// This user's directory in that of `$XDG_RUNTIME_DIR`. `None`: it will not do. The variable may be a leftover of another
-/// user (`su`, `sudo -E`). That one could put another directory in the place of ours, with another library.
+/// This user's directory in that of `$XDG_RUNTIME_DIR`. `None`: it will not do. The variable may be
+/// a leftover of another user (`su`, `sudo -E`). That one could put another directory in the place
+/// of ours, with another library.
 fn below(dir: &Path) -> Option<PathBuf> {
     let is_of_us = |about: fs::Metadata| [0, process::user()].contains(&about.uid());
     let is_sound = dir.is_absolute() && fs::metadata(dir).is_ok_and(is_of_us);

@@ -398,8 +398,8 @@ fn a_front_end_says_who_may_come() {
         assert!(browser.ask(line).starts_with("-ERR this is no web server"));
         assert_eq!(browser.ask("PING"), "");
     }
-    // A TLS greeting whose ticket has a command, and a TURN request whose user's name has one. A page chooses both, and
-    // the port.
+    // A TLS greeting whose ticket has a command, and a TURN request whose user's name has one. A
+    // page chooses both, and the port.
     for begins in [&b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03ticket"[..], b"\0\x03\0\x58\x21\x12\xa4\x42\0\x06\0\x20"]
     {
         for command in ["SET key poisoned", "*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$8\r\npoisoned"] {

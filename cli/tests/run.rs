@@ -535,8 +535,8 @@ fn a_program_left_in_the_background_keeps_its_run() {
     eventually("the run's files are gone", || place.left().is_empty());
 }
 
-/// After `su` or `sudo -E` the variable names another user's directory. That user could put another library in the place
-/// of what is laid down there.
+/// After `su` or `sudo -E` the variable names another user's directory. That user could put another
+/// library in the place of what is laid down there.
 #[test]
 fn nothing_is_laid_down_where_another_user_may_replace_it() {
     let (place, others) = (Place::new(), Place::new());
@@ -552,7 +552,8 @@ fn nothing_is_laid_down_where_another_user_may_replace_it() {
     assert_eq!(std::fs::read_dir(others.path()).unwrap().count(), 0);
 }
 
-/// Other users see arguments of processes, the paths of sockets, and what is shown. A run's name is the right to end it.
+/// Other users see arguments of processes, the paths of sockets, and what is shown. A run's name is
+/// the right to end it.
 #[test]
 fn nobody_else_sees_a_runs_name() {
     let place = Place::new();

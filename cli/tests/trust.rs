@@ -110,6 +110,34 @@ fn a_token_is_printed_into_a_file_of_its_owners_alone() {
     assert_eq!((reader.metadata().unwrap().len(), tokens()), (0, before), "it is nowhere");
 }
 
+/// Whoever types it is waited for.
+#[test]
+fn a_token_may_be_typed_at_a_terminal() {
+    const TYPES: &str = "\
+import os, pty, sys, time
+child, terminal = pty.fork()
+if child == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+time.sleep(0.5)
+os.write(terminal, os.environ['TYPED'].strip().encode() + b'\\n\\x04')
+said = b''
+try:
+    while piece := os.read(terminal, 4096):
+        said += piece
+except OSError:
+    pass
+sys.stdout.write(said.decode())
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+";
+    let here = Guarded::start("64M");
+    let typed = fs::read_to_string(here.token("analytics.token")).unwrap();
+    let status = here.place.farmem(["status", &here.at, "--token", "/dev/stdin"]);
+    let mut command = std::process::Command::new("python3");
+    command.args(["-c", TYPES]).arg(status.get_program()).args(status.get_args()).env("TYPED", typed);
+    let (status, said, complaint) = outcome(command);
+    assert!(status == Some(0) && said.contains(&here.at), "{said}{complaint}");
+}
+
 /// It is shown once: one that nobody has seen is of no use to its tenant, and may be to a thief.
 #[test]
 fn a_token_that_cannot_be_printed_is_not_made() {
@@ -219,8 +247,8 @@ fn a_run_without_the_right_token_is_refused_by_name() {
     fs::copy(other.path().join("other.token"), here.token("other.token")).unwrap();
     refused(here.run(Some("other.token"), PROGRAM), "does not know this token");
     create(&here.place, &["--tenant", "past", "--expires", "1s"], "past.token");
-    // Until the node has looked at its tokens again, it does not know this one, and then it may be good for
-    // some moments.
+    // Until the node has looked at its tokens again, it does not know this one, and then it may be
+    // good for some moments.
     eventually("the node knows the token, and that it has expired", || {
         outcome(here.run(Some("past.token"), PROGRAM)).2.contains("has expired")
     });
@@ -461,7 +489,8 @@ fn status_shows_this_users_node_by_its_token() {
     assert!(status == Some(0) && said.contains(&here.at), "{said}{complaint}");
 }
 
-/// A controller shares out the quotas of so many tenants. One more would get no memory, and not know why.
+/// A controller shares out the quotas of so many tenants. One more would get no memory, and not
+/// know why.
 #[test]
 fn quotas_of_the_rack_are_limited_in_number() {
     let place = Place::new();

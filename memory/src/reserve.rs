@@ -65,8 +65,9 @@ pub fn available() -> Option<u64> {
     left.into_iter().chain(available_ram()).min()
 }
 
-/// The memory that a node with a limit of `limit` bytes lends as slabs now, in whole ones. `slabs` bytes are
-/// lent so. All that is lent, units too, is `lent`, of which `used` is taken from the system.
+/// The memory that a node with a limit of `limit` bytes lends as slabs now, in whole ones. `slabs`
+/// bytes are lent so. All that is lent, units too, is `lent`, of which `used` is taken from the
+/// system.
 fn most(limit: u64, slabs: u64, (lent, used): (u64, u64), available: u64, reserve: u64) -> u64 {
     let promised = lent.saturating_sub(used);
     let most = (slabs + available).saturating_sub(promised).saturating_sub(reserve);

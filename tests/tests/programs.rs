@@ -279,7 +279,8 @@ fn many_threads() -> Result<()> {
     Ok(())
 }
 
-/// More of them wait in calls at once, on stacks in far memory, than the runtime once had stacks for.
+/// More of them wait in calls at once, on stacks in far memory, than the runtime once had stacks
+/// for.
 #[test]
 fn many_threads_on_far_stacks() -> Result<()> {
     let mut program = Command::new(compile::c("many_threads", &[])?);

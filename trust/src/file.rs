@@ -64,8 +64,8 @@ fn waiting(file: &mut File) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file, or a pipe, whose writer is not waited for. What is known of it then is of what is read: others may
-/// put another file in its place.
+/// Opens a file, or a pipe, whose writer is not waited for. What is known of it then is of what is
+/// read: others may put another file in its place.
 fn opened(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)
 }
@@ -163,8 +163,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// Somebody who may write to the folder lays a pipe there and a file that all may read, by turns. What is looked at
-    /// is what is read.
+    /// Somebody who may write to the folder lays a pipe there and a file that all may read, by
+    /// turns. What is looked at is what is read.
     #[test]
     fn a_file_that_others_may_read_is_never_taken_for_a_pipe() {
         let folder = std::env::temp_dir().join(format!("farmem-swapped-{}", std::process::id()));

@@ -296,8 +296,8 @@ unsafe fn with_store(store: &mut Store, ops: &mut [RawOp], given: &mut Given) ->
 }
 
 /// Makes sure that a loan is over before the caller has its memory back, however the call ends.
-/// [`Store::batch_with`] promises it. Otherwise a node would be sent whatever the memory holds later, so the
-/// process is aborted.
+/// [`Store::batch_with`] promises it. Otherwise a node would be sent whatever the memory holds
+/// later, so the process is aborted.
 struct Lent<'a>(&'a Loan);
 
 impl Drop for Lent<'_> {

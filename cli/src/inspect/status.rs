@@ -203,8 +203,8 @@ fn all(nodes: Vec<(u32, NodeAddr)>, trust: Trust) -> (Vec<View>, Option<Failure>
     (views, failed)
 }
 
-/// The nodes that have a status file in the runtime directory. On a socket a node knows its own user
-/// without a token.
+/// The nodes that have a status file in the runtime directory. On a socket a node knows its own
+/// user without a token.
 fn here() -> Vec<(u32, NodeAddr)> {
     let at = |status: &NodeStatus| {
         let all: Vec<NodeAddr> = status.listen.iter().filter_map(|at| at.parse().ok()).collect();

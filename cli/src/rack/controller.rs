@@ -134,7 +134,7 @@ fn keeps(e: &StoreError) {
     eprintln!("farmem: {e}; what was known of tokens and quotas is good still");
 }
 
-/// What is wrong with a store of tokens that has more quotas of the whole rack than a controller shares out.
+/// The complaint about a store of tokens that has more quotas of the rack than are shared out.
 pub fn too_many() -> String {
     format!("more than {MOST_QUOTAS} tenants have a --rack-quota: give others a --quota at each node")
 }

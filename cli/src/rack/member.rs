@@ -132,7 +132,8 @@ impl Beats {
     }
 }
 
-/// The shares of the tenants that the controller shares out to: the first by their names' letters, as there.
+/// The shares of the tenants that the controller shares out to: the first by their names' letters,
+/// as there.
 fn shares(nic: &Nic) -> Vec<Share> {
     let mut all = nic.tenants.with_shares();
     all.sort_by(|one, other| one.name.as_str().cmp(other.name.as_str()));

@@ -60,8 +60,9 @@ pub fn list(nodes: &[RunNode]) -> String {
     each.join(",")
 }
 
-/// The name of a run: 128 random bits, so that no two runs at one node are ever confused. Whoever has it may end the run.
-/// So arguments, files and messages, which others see, have the public name, as this type is shown.
+/// The name of a run: 128 random bits, so that no two runs at one node are ever confused. Whoever
+/// has it may end the run. So arguments, files and messages, which others see, have the public
+/// name, as this type is shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunName([u8; 16]);
 
@@ -183,8 +184,9 @@ impl Far {
         !self.sessions.iter().all(Session::is_direct)
     }
 
-    /// Lets go of sessions with a node that was reached by another address before. Returns whether there
-    /// was one. A controller names a node that was started anew twice, until it misses the former process.
+    /// Lets go of sessions with a node that was reached by another address before. Returns whether
+    /// there was one. A controller names a node that was started anew twice, until it misses the
+    /// former process.
     pub fn take_once(&mut self) -> bool {
         let (nodes, sessions) = (std::mem::take(&mut self.nodes), std::mem::take(&mut self.sessions));
         let count = nodes.len();
@@ -219,8 +221,8 @@ impl Far {
         }
     }
 
-    /// Tells the nodes that no process of the run is left. A node that is gone needs no telling. One that
-    /// was started anew at its address may have got memory of the run's processes since.
+    /// Tells the nodes that no process of the run is left. A node that is gone needs no telling.
+    /// One that was started anew at its address may have got memory of the run's processes since.
     pub fn end_run(self) {
         let (run, options) = (self.options.run, ConnectOptions { timeout: ANEW_WITHIN, ..self.options });
         let until = Instant::now() + 3 * ANEW_WITHIN;

@@ -30,7 +30,8 @@ use super::stranded::Stranded;
 use crate::counters::{self, Sample};
 use crate::failure::Failure;
 
-/// The variable by which a keeper is told the name of its run. Other users see its arguments, and not its variables.
+/// The variable by which a keeper is told the name of its run. Other users see its arguments, and
+/// not its variables.
 const RUN: &str = "FARMEM_KEEP";
 /// How often the keeper looks whether its run still lives.
 const LOOK_EVERY: Duration = Duration::from_millis(250);

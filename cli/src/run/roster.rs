@@ -63,8 +63,8 @@ impl Source {
                     return None;
                 }
                 let read = read(file);
-                // A program that writes the file anew empties it first. So a file that makes no sense is read
-                // once more, at the next look.
+                // A program that writes the file anew empties it first. So a file that makes no
+                // sense is read once more, at the next look.
                 if read.is_err() && std::mem::replace(unread_at, now) != now {
                     return None;
                 }
@@ -76,8 +76,8 @@ impl Source {
     }
 }
 
-/// Between attempts to reach nodes of a list: at first, and at most. Signals to the program wait while an
-/// attempt lasts, so all but the first are short.
+/// Between attempts to reach nodes of a list: at first, and at most. Signals to the program wait
+/// while an attempt lasts, so all but the first are short.
 const AGAIN: Duration = Duration::from_secs(1);
 const SELDOM: Duration = Duration::from_secs(16);
 
@@ -87,7 +87,7 @@ struct Wanted {
     /// The next attempt, and how long after it the one that follows.
     at: Instant,
     wait: Duration,
-    /// What was said of it: each reason is said once.
+    /// The reasons that were printed: each is printed once.
     said: Vec<String>,
     /// Attempts so far. Each begins with another node.
     tries: usize,
@@ -97,8 +97,8 @@ struct Wanted {
 pub struct Roster {
     source: Source,
     counters: PathBuf,
-    /// How the run's processes call each node that is on the list, and the node's incarnation. A node
-    /// that left the list is not here: it may come back as another process.
+    /// How the run's processes call each node that is on the list, and the node's incarnation. A
+    /// node that left the list is not here: it may come back as another process.
     told: HashMap<NodeAddr, (String, u64)>,
     /// The latest list, while some of its nodes are not reached.
     wanted: Option<Wanted>,
@@ -111,8 +111,9 @@ impl Roster {
         Roster { source, counters: counters.to_owned(), told, wanted: None }
     }
 
-    /// Carries out a change of the list, if there is one. Nodes that are not reached are tried again until
-    /// they are, or until the list is another. Errors are reported, and the run goes on as before.
+    /// Carries out a change of the list, if there is one. Nodes that are not reached are tried
+    /// again until they are, or until the list is another. Errors are reported, and the run goes on
+    /// as before.
     pub fn look(&mut self, far: &mut Far) {
         match self.source.changed() {
             Some(Ok(nodes)) => {
@@ -139,9 +140,9 @@ impl Roster {
         }
     }
 
-    /// Reaches what is new, and tells the run's processes. Returns why nodes were not reached; `None`: all
-    /// were. As long as one is not, no node is taken out: it may hold what the others have no room for.
-    /// The attempt ends with the first that was not reached `within` that time.
+    /// Reaches what is new, and tells the run's processes. Returns why nodes were not reached;
+    /// `None`: all were. As long as one is not, no node is taken out: it may hold what the others
+    /// have no room for. The attempt ends with the first that was not reached `within` that time.
     fn change(
         &mut self,
         nodes: &[RunNode],

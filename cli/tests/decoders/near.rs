@@ -178,8 +178,8 @@ fn functions_near_memory() {
     });
 }
 
-/// A program that maps its slab, or has another queue pair, changes the memory while the node computes there: what was
-/// read twice is two things. The call ends, within its ranges.
+/// A program that maps its slab, or has another queue pair, changes the memory while the node
+/// computes there: what was read twice is two things. The call ends, within its ranges.
 #[test]
 fn functions_near_memory_that_others_change() {
     let texts = texts();

@@ -50,8 +50,8 @@ impl Addr {
         (self.0 >> NODE) as usize
     }
 
-    /// Whether `other` is `bytes` further on in the same slab. A range of memory lies in one slab, though
-    /// the address after a slab's last is the next one's first.
+    /// Whether `other` is `bytes` further on in the same slab. A range of memory lies in one slab,
+    /// though the address after a slab's last is the next one's first.
     #[inline]
     pub const fn is_beside(self, bytes: u64, other: Addr) -> bool {
         self.0 + bytes == other.0 && self.0 >> SLAB == other.0 >> SLAB

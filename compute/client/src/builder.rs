@@ -271,8 +271,9 @@ impl Builder {
         let mut lane = memory.lane()?;
         let looks = Builder { create: false, ..self.clone() };
         let mut words = (0..nodes).map(|at| looks.identity(&mut lane, at, 0)).collect::<Result<Vec<u64>>>()?;
-        // All who make it go by the nodes in one order, however they name them. So at each node they know the
-        // same words, by which each of them gives the same id and a number that is not given yet.
+        // All who make it go by the nodes in one order, however they name them. So at each node
+        // they know the same words, by which each of them gives the same id and a number that is
+        // not given yet.
         let mut turns: Vec<usize> = (0..nodes).filter(|&at| self.create && words[at] == 0).collect();
         turns.sort_by_key(|&at| memory.inner.shards[at].session().identity().incarnation);
         for at in turns {

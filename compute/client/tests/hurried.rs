@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// So many WRITEs are more than sockets hold.
+/// Together they are more than sockets hold.
 const WRITES: u32 = 8;
 const BYTES: usize = 2 << 20;
 
-/// What the caller does with its bytes, and what comes of it.
+/// How far the caller and the relay have come.
 #[derive(Default)]
 struct Seen {
     /// They are others by now.
@@ -26,8 +26,9 @@ struct Seen {
     ended: AtomicBool,
 }
 
-/// Passes on what comes. Of a connection that brings more than a WRITE's head it takes no more, and completes
-/// all WRITEs at once. It reads on when the caller has done something else with the bytes.
+/// Passes on what comes. Of a connection that brings more than a WRITE's head it takes no more, and
+/// completes all WRITEs at once. It reads on when the caller has done something else with the
+/// bytes.
 fn hurries(mut host: TcpStream, at: &str, seen: &Seen) {
     let mut node = TcpStream::connect(at).unwrap();
     let (mut back, mut to_host) = (node.try_clone().unwrap(), host.try_clone().unwrap());

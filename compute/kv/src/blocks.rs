@@ -6,9 +6,10 @@
 //!  farmem:pin:KEY ─► nothing, until the pin ends
 //! ```
 //!
-//! A block that fills a place of one of a few sizes (or is small) is one object of type Block. It is sent from
-//! where it lies in its writer's memory, and so are parts. If the writer changes it meanwhile, it is damaged: it is
-//! taken out when it is read, and others look past it. Larger ones have parts.
+//! A block that fills a place of one of a few sizes (or is small) is one object of type Block. It
+//! is sent from where it lies in its writer's memory, and so are parts. If the writer changes it
+//! meanwhile, it is damaged: it is taken out when it is read, and others look past it. Larger ones
+//! have parts.
 //!
 //! Parts are sized so that each fills a piece of memory, and their hashes spread them over the
 //! nodes. A writer stores the parts first, then the head if there is none: with it the whole block

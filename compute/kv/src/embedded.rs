@@ -347,9 +347,10 @@ impl Store {
         Settled(Rc::clone(&self.drive))
     }
 
-    /// Carries out operations side by side. The next one is taken from `ops` when `more` says so, and is
-    /// told how many are under way. Each outcome is told with the number of its operation, from 0 on.
-    /// The caller has called [`Store::tend`], which may replace the drive, before it took [`Store::settled`].
+    /// Carries out operations side by side. The next one is taken from `ops` when `more` says so,
+    /// and is told how many are under way. Each outcome is told with the number of its operation,
+    /// from 0 on. The caller has called [`Store::tend`], which may replace the drive, before it
+    /// took [`Store::settled`].
     ///
     /// # Errors
     /// As [`Store::run`]: which of the operations took effect is not known.

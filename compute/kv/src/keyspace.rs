@@ -303,7 +303,8 @@ impl Keyspace {
                 match Box::pin(self.update_seized(io, key, &mut change)).await? {
                     Changed::Done(outcome) => return Ok(outcome),
                     Changed::Disturbed => {}
-                    // It goes on as it began: parts of the value are changed in less time than all of it.
+                    // It goes on as it began: parts of the value are changed in less time than all
+                    // of it.
                     Changed::Unwieldy => seizes = false,
                 }
                 io.pause(1 + self.random(16) as u32).await;

@@ -50,8 +50,8 @@ pub enum Trouble {
     /// The node has no memory left for it.
     #[error("OOM the store's memory is used up: delete keys, raise --maxmemory, or lend more")]
     Full,
-    /// The value takes more than its node's share of the limit, or twice as much where it is copied.
-    /// Nothing was evicted for it.
+    /// The value takes more than its node's share of the limit, or twice as much where it is
+    /// copied. Nothing was evicted for it.
     #[error("OOM the value is larger than its node's share of --maxmemory: raise it, or store less under one key")]
     Beyond,
     /// The object is larger than [`crate::object::len`] may be.

@@ -109,7 +109,8 @@ fn noise(len: usize) -> Vec<u8> {
     (0..len).map(|_| random.bits() as u8).collect()
 }
 
-/// Alters the blocks that have these bytes, as if their writer had changed them while they were sent; how many.
+/// Alters the blocks that have these bytes, as if their writer had changed them while they were
+/// sent; how many.
 fn damage(address: &str, bytes: &[u8]) -> usize {
     let memory = farmem::Memory::builder().node(address).region("blocks").partial(true).connect().expect("the region");
     let mut damaged = 0;
@@ -147,8 +148,8 @@ fn until(store: &mut Store, what: &str, mut is_so: impl FnMut(&mut Store) -> boo
     }
 }
 
-/// A front end that is gone has left a long value. Whether that is still wanted is looked up among the slots
-/// where a damaged block of another front end is.
+/// A front end that is gone has left a long value. Whether that is still wanted is looked up among
+/// the slots where a damaged block of another front end is.
 #[test]
 fn a_damaged_block_stops_no_takeover() {
     let (_node, address) = node("stops");

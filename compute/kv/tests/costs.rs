@@ -75,8 +75,8 @@ fn entries_are_deleted_in_one_pass() {
     assert!(client.ask("XINFO STREAM s").contains("max-deleted-entry-id 80000-0"));
 }
 
-/// Entries that are pending lie anywhere. A command begins anew when some of them have been read, and ends after
-/// some MiB.
+/// Entries that are pending lie anywhere. A command begins anew when some of them have been read,
+/// and ends after some MiB.
 #[test]
 fn many_pending_entries_take_no_time_for_each_of_each() {
     const ENTRIES: usize = 20_000;

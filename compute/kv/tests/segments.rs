@@ -201,7 +201,8 @@ fn a_value_is_what_was_done_to_it_and_no_place_is_lost() {
     }
 }
 
-/// A change whose CASes come too late, again and again, seizes its key. It sees the value as a whole then.
+/// A change whose CASes come too late, again and again, seizes its key. It sees the value as a
+/// whole then.
 #[test]
 fn a_change_that_others_forestall_is_carried_out() {
     for (before, op, by) in [

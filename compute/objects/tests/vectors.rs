@@ -182,13 +182,13 @@ fn unwinding_ends_scopes() {
     assert_eq!(sum, 100_000 * 99_999 / 2);
 }
 
-/// A node of so many slabs that computes.
+/// A node that computes, with this many slabs.
 fn computing(slabs: u64) -> Node {
     let listen = vec![NodeAddr::Tcp("127.0.0.1:0".into())];
     Node::start(&Config { compute: 2, ..Config::new(slabs * (64 << 20), listen) }).unwrap()
 }
 
-/// What lies next to each other may lie in two slabs. A node scans the parts one by one then.
+/// Neighbours may lie in two slabs. The node scans the two parts one by one then.
 #[test]
 fn a_vector_larger_than_a_slab_is_scanned() {
     let node = computing(3);
@@ -205,8 +205,8 @@ fn a_vector_larger_than_a_slab_is_scanned() {
     assert_eq!(far.filter(Field::u64(0).at_least(99_990)).count().unwrap(), 10 * (count / 100_000));
 }
 
-/// A column has no row that another lacks, also if a node was full in between. Rows that were refused are
-/// in none.
+/// A column has no row that another lacks, also if a node was full in between. Rows that were
+/// refused are in none.
 #[test]
 fn rows_that_find_no_room_are_in_no_column() {
     let node = computing(1);

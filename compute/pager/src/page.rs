@@ -71,8 +71,8 @@ impl<'a> Bytes<'a> {
 /// Writes zeros over a far page.
 ///
 /// # Safety
-/// The caller has pinned it for writing, in a mapping that the program may write to, and holds the lock
-/// of the mappings.
+/// The caller has pinned it for writing, in a mapping that the program may write to, and holds the
+/// lock of the mappings.
 pub(crate) unsafe fn wipe(page: PageId) {
     // SAFETY: present and writable, by the caller's word. Other threads of the program may use it
     // meanwhile, as they may while the kernel drops it.

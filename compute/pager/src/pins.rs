@@ -208,8 +208,8 @@ impl Pins {
         }
     }
 
-    /// Pins a resident page for writing. False if it is not resident, or has too many pins. Takes no lock of
-    /// mappings: nothing is served that is not there.
+    /// Pins a resident page for writing. False if it is not resident, or has too many pins. Takes
+    /// no lock of mappings: nothing is served that is not there.
     pub(crate) fn pin_resident(&self, inside: &mut Inside<'_>, page: PageId) -> bool {
         let (word, mut rounds) = (self.base.table.word(page), 0);
         loop {
@@ -224,7 +224,7 @@ impl Pins {
                 _ => return false,
             }
         }
-        // It stays, for it is pinned: this lifts its protection at most.
+        // A pinned page stays: this lifts its protection at most.
         if word.load().dirty() || self.incoming.serve(inside, page, true, clock::ticks()) == Served::Here {
             return true;
         }

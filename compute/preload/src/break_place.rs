@@ -61,8 +61,8 @@ unsafe fn imports_all(mut entry: *const [u64; 2]) -> bool {
         return false;
     }
     // SAFETY: the hash table's second word is the index of the first symbol that the image defines
-    // for others. What it takes from others stands before that. (GNU ld writes 1 where it defines none: such an
-    // image is not known here.)
+    // for others. What it takes from others stands before that. (GNU ld writes 1 where it defines
+    // none: such an image is not known here.)
     let symbols = unsafe {
         let count = (hash as *const u32).add(1).read();
         std::slice::from_raw_parts(symbols as *const libc::Elf64_Sym, count as usize)

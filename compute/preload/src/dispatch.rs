@@ -155,8 +155,8 @@ fn pinned_for_good(call: &Call) -> isize {
     issue(call)
 }
 
-/// Whether the program has no other thread. The kernel may still count one that has just been waited
-/// for.
+/// Whether the program has no other thread. The kernel may still count one that has just been
+/// waited for.
 fn is_alone() -> bool {
     let tries = 5;
     let only_one = |nth| {

@@ -12,9 +12,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Near stacks in the pool: one for each call that begins on a far stack and is under way. A call that
-/// finds none waits for one, and calls that wait for each other need theirs at once. Only addresses
-/// are taken in advance, 512 MiB.
+/// Near stacks in the pool: one for each call that begins on a far stack and is under way. A call
+/// that finds none waits for one, and calls that wait for each other need theirs at once. Only
+/// addresses are taken in advance, 512 MiB.
 pub const STACKS: usize = 4096;
 const SHIFT: usize = 17;
 static USED: [AtomicU32; STACKS / 32] = [const { AtomicU32::new(0) }; STACKS / 32];

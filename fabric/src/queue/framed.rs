@@ -36,7 +36,8 @@ const SCATTER: usize = 32;
 /// Parts sent by one call, at most.
 const GATHER: usize = 128;
 
-/// Bytes on their way to the node: of the frames' own, or of the buffer of a WRITE, by its verb's number.
+/// Bytes on their way to the node: of the frames' own, or of the buffer of a WRITE, by its verb's
+/// number.
 enum Outgoing {
     Own { from: usize, len: usize },
     Buffer { from: *const u8, len: usize, verb: u64 },
@@ -324,9 +325,8 @@ impl Framed {
             }
             let Ok(head) = wire::Completion::read_from_bytes(&self.heads[k]) else { break };
             // Out of step: the received bytes lie in the wrong buffers, and everything not yet
-            // completed must be done again.
-            // A verb whose bytes are not all sent cannot be done. Its buffer is the caller's again once it
-            // completes, and must not be read after that.
+            // completed must be done again. A verb whose bytes are not all sent cannot be done. Its
+            // buffer is the caller's again once it completes, and must not be read after that.
             if head.number != self.due as u32 || self.first_unsent().is_some_and(|unsent| unsent <= self.due) {
                 return Err(Errno(libc::EBADMSG));
             }
@@ -358,8 +358,8 @@ impl Framed {
 }
 
 impl Drop for Framed {
-    /// What the node may still carry out is noted ([`Membership::again`]): also what waits to be sent again,
-    /// for the connection that was cut may still bring it.
+    /// Notes that the node may still carry out a verb ([`Membership::again`]). That includes verbs
+    /// that wait to be sent again: the connection that was cut may still bring them.
     fn drop(&mut self) {
         let may_come = |pending: &Pending| pending.sent && !matches!(pending.verb, Verb::Read { .. });
         if self.under_way.iter().chain(&self.posted).any(may_come) || !self.settled.is_empty() {

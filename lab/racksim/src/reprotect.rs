@@ -1,5 +1,6 @@
-//! How fast copies are made again after a node was lost, and how much slower a program gets meanwhile.
-//! It is in virtual time, because this needs a CPU for the program, one for repair and one for each node.
+//! How fast copies are made again after a node was lost, and how much slower a program gets
+//! meanwhile. It is in virtual time, because this needs a CPU for the program, one for repair and
+//! one for each node.
 //!
 //! ```text
 //!  pages, two copies at four nodes ─► one node dies ─► a program fetches alone ─► … beside the repair
@@ -11,8 +12,8 @@
 //! ```
 //!
 //! The pool, its throttle, the nodes' NIC and the wire are the code that is shipped. CPU times are
-//! measured ones. A piece holds the evictor's lock, as in the pager: a fault that evicts waits for it.
-//! Pages leave without a transfer: the program only reads.
+//! measured ones. A piece holds the evictor's lock, as in the pager: a fault that evicts waits for
+//! it. Pages leave without a transfer: the program only reads.
 
 #![allow(unsafe_code)] // Buffers of reads and writes.
 
@@ -40,9 +41,10 @@ const LOOK_NS: u64 = 20_000;
 
 /// How fast copies are made again, and what a program feels of it
 ///
-/// A node of four is lost. A program fetches pages alone, then beside the repair. The pool, its repair with its
-/// throttle, and the nodes are the code that is shipped, in virtual time. CPU times are measured ones; the
-/// defaults are of this project's machine (docs/results). Aims: half of the link, and a program that takes at most
+/// A node of four is lost. A program fetches pages alone, then beside the repair. The pool, its
+/// repair with its throttle, and the nodes are the code that is shipped, in virtual time. CPU times
+/// are measured ones; the defaults are of this project's machine (docs/results). Aims: half of the
+/// link, and a program that takes at most
 /// 1.15 times as long.
 #[derive(clap::Args, Debug)]
 pub struct Reprotect {
@@ -52,7 +54,8 @@ pub struct Reprotect {
     /// The links of the host and of each node, in Gbit/s
     #[arg(long, value_name = "GBIT", default_value_t = 10.0)]
     pub link: f64,
-    /// The way of a frame from a host to a node, beside the time on links, in µs, give or take a fifth
+    /// The way of a frame from a host to a node, beside the time on links, in µs, give or take a
+    /// fifth
     #[arg(long, value_name = "US", default_value_t = 5.0)]
     pub way: f64,
     /// CPU time of a fetch at the host, in µs
@@ -239,7 +242,8 @@ impl Reprotect {
         programs.into_iter().map(|(name, computes)| Ok((name, self.with(computes)?))).collect()
     }
 
-    /// One program: whether it computes as long as it fetches, or not at all. `None`: it does nothing.
+    /// One program: whether it computes as long as it fetches, or not at all. `None`: it does
+    /// nothing.
     fn with(&self, computes: Option<bool>) -> Result<Outcome> {
         let host = HostLink::default();
         let rates = Rates {

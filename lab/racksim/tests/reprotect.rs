@@ -9,7 +9,8 @@ struct Asked {
     how: Reprotect,
 }
 
-/// Gbit/s for each program, at least. Only a program that does nothing but fetch holds repair below half of the link.
+/// Gbit/s for each program, at least. Only a program that does nothing but fetch holds repair below
+/// half of the link.
 const LEAST: [f64; 3] = [5.0, 4.9, 3.0];
 
 #[test]

@@ -1,5 +1,5 @@
-//! A second thread of a host, which goes on while the first one waits: an actor that is asked whenever
-//! something arrives, or its own time has come.
+//! A second thread of a host, which goes on while the first one waits: an actor that is asked
+//! whenever something arrives, or its own time has come.
 
 use std::cell::RefCell;
 

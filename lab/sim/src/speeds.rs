@@ -5,8 +5,8 @@
 //!  host ◄─ its link ◄─ the node's link ◄─ node: busy for a time for each page, one after the other
 //! ```
 //!
-//! Each is one server, first come, first served. A host has one link for all its networks. A node works in
-//! rounds: the next round takes in all bytes that came while it was busy.
+//! Each is one server, first come, first served. A host has one link for all its networks. A node
+//! works in rounds: the next round takes in all bytes that came while it was busy.
 
 use farmem_sys::sync::Lock;
 use std::collections::VecDeque;

@@ -204,7 +204,8 @@ fn a_node_that_is_back_empty_is_used_again() -> Result<()> {
     Ok(())
 }
 
-/// The supervisor knows the former process of such a node. The present one hears of the run's end, too.
+/// The supervisor knows the former process of such a node. The present one hears of the run's end,
+/// too.
 #[test]
 fn a_node_that_is_back_empty_hears_of_the_end() -> Result<()> {
     let (mut nodes, at) = (nodes(1)?, free_port()?);

@@ -41,7 +41,8 @@ fn nodes_change_while_a_program_works() -> Result<()> {
     Ok(())
 }
 
-/// A node of the list that is not up yet is tried again, and the one that it stands for is kept until then.
+/// A node of the list that is not up yet is tried again, and the one that it stands for is kept
+/// until then.
 #[test]
 fn a_listed_node_that_comes_later_is_reached_then() -> Result<()> {
     let dir = process::TempDir::new("comes-later")?;

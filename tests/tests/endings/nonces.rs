@@ -1,5 +1,6 @@
-//! No key seals two things under one number, whatever a program does: on the wire between a host and a node, and in the
-//! pages that a node keeps. The program forks beside threads that write, executes, and loses its connections.
+//! No key seals two things under one number, whatever a program does: on the wire between a host
+//! and a node, and in the pages that a node keeps. The program forks beside threads that write,
+//! executes, and loses its connections.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -46,7 +47,8 @@ fn heard_of(arguments: &[&str], options: &[&str], ends_each: u64) -> Result<Hear
     Ok(heard)
 }
 
-/// Some hundred children and grandchildren beside threads that write, and programs that are executed anew.
+/// Some hundred children and grandchildren beside threads that write, and programs that are
+/// executed anew.
 #[test]
 fn no_nonce_is_used_twice_across_forks_and_executions() -> Result<()> {
     let (children, count) = if long() { ("60", 60) } else { ("24", 24) };
@@ -56,8 +58,8 @@ fn no_nonce_is_used_twice_across_forks_and_executions() -> Result<()> {
     Ok(())
 }
 
-/// Connections end with a record of either end again and again: each is made anew with keys of its own, and what was
-/// not acknowledged is sent again as it was sealed.
+/// Connections end with a record of either end again and again: each is made anew with keys of its
+/// own, and what was not acknowledged is sent again as it was sealed.
 #[test]
 fn no_nonce_is_used_twice_where_connections_are_made_anew() -> Result<()> {
     for (ends_each, program) in [(301, ["24", "3", "3", "3"]), (97, ["12", "1", "0", "1"])] {

@@ -1,6 +1,6 @@
-//! A thief who has the token while programs join, and is on their path: a node to each host, and a host to the node.
-//! He opens every record and seals it anew. So he knows by which key and number each was sealed, and what lies inside.
-//! He also ends connections, so that they are made anew.
+//! A thief who has the token while programs join, and is on their path: a node to each host, and a
+//! host to the node. He opens every record and seals it anew. So he knows by which key and number
+//! each was sealed, and what lies inside. He also ends connections, so that they are made anew.
 //!
 //! ```text
 //! host ── keys of the host and the thief ──► thief ── keys of the thief and the node ──► node
@@ -29,7 +29,8 @@ pub struct Heard {
     hosts: BTreeSet<Nonce>,
     nodes: BTreeSet<Nonce>,
     keys: BTreeSet<(Nonce, Nonce, [u8; 32])>,
-    /// Sealed pages: what neighbouring blocks of their ciphertext differ by, and the page that has it.
+    /// Sealed pages: what neighbouring blocks of their ciphertext differ by, and the page that has
+    /// it.
     pages: BTreeMap<(usize, [u8; 16]), [u8; 16]>,
     /// Connections that were welcomed, by what for.
     pub joined: u64,
@@ -62,8 +63,8 @@ impl Heard {
         }
     }
 
-    /// A page that is sealed, of one block of plaintext again and again: what neighbouring blocks of ciphertext differ
-    /// by is the keystream's alone. The same page may come again.
+    /// A page that is sealed, of one block of plaintext again and again: what neighbouring blocks
+    /// of ciphertext differ by is the keystream's alone. The same page may come again.
     pub fn page(&mut self, page: &[u8]) {
         self.written += 1;
         let block = |at: usize| u128::from_le_bytes(page[at..at + 16].try_into().expect("16 bytes"));
@@ -204,12 +205,13 @@ struct Way {
 }
 
 impl Way {
-    /// Carries records until the connection ends. `writes`: what was said on a queue pair and not understood yet.
+    /// Carries records until the connection ends. `writes`: what was said on a queue pair and not
+    /// understood yet.
     fn carry(&self, mut keys: Keys, (host, node): (Nonce, Nonce), mut writes: Option<Vec<u8>>) -> Option<()> {
         let mut number = 0;
         while let Some(record) = self.next_record() {
-            // By the first it is known whose the connection is. Each record has to have the next number under its
-            // key: none opens twice.
+            // By the first it is known whose the connection is. Each record has to have the next
+            // number under its key: none opens twice.
             let mut opened = None;
             for (at, (_, opener, _)) in keys.iter_mut().enumerate() {
                 let mut room = record.clone();

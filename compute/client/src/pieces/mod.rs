@@ -125,7 +125,7 @@ impl Lane {
         }
         match batch.run().into_iter().find_map(Result::err) {
             None => Ok(at),
-            // Nobody knows of the piece.
+            // The caller does not learn its address.
             Some(why) => {
                 let _ = self.free(at);
                 Err(why)

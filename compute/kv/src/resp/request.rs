@@ -1,8 +1,8 @@
 //! Requests: arrays of bulk strings, or lines.
 //!
-//! A web page can have its user's browser send bytes of its choice here, within protocols that are not
-//! HTTP: in the ticket of a TLS greeting, or in the user's name of a TURN request. These begin with
-//! bytes that are no text. So a line with a control character ends its connection.
+//! A web page can have its user's browser send bytes of its choice here, within protocols that are
+//! not HTTP: in the ticket of a TLS greeting, or in the user's name of a TURN request. These begin
+//! with bytes that are no text. So a line with a control character ends its connection.
 
 use crate::command::long::{STREAMED, streams as streamed};
 

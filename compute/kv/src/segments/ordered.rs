@@ -96,8 +96,8 @@ impl Working<'_> {
         if lacks { Err(Trouble::Unread) } else { Ok(()) }
     }
 
-    /// Wants the segments of keys in their order, all at once: those of the first key, and of more while the
-    /// segments have `most` bytes together. Of how many keys, and the segments' bytes.
+    /// Wants the segments of keys in their order, all at once: those of the first key, and of more
+    /// while the segments have `most` bytes together. Of how many keys, and the segments' bytes.
     ///
     /// # Errors
     /// As of [`Working::bytes`].

@@ -141,8 +141,8 @@ pub fn split(whole: &[u8]) -> Option<[Vec<u8>; 2]> {
     split_within(whole, usize::MAX)
 }
 
-/// [`split`]. `None`, too: the sides have more than `most` bytes together. They may have some 50 times as
-/// many as one object, because names of groups and consumers come once there.
+/// [`split`]. `None`, too: the sides have more than `most` bytes together. They may have some 50
+/// times as many as one object, because names of groups and consumers come once there.
 pub fn split_within(whole: &[u8], most: usize) -> Option<[Vec<u8>; 2]> {
     let mut reader = Words(whole);
     let (head, _) = whole.split_at_checked(40)?;

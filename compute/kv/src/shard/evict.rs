@@ -301,13 +301,15 @@ impl Keyspace {
         Ok(went.into_iter().filter(|went| *went).count())
     }
 
-    /// Keeps a key from being evicted here. The command that reads it needs room for what it makes of it.
+    /// Keeps a key from being evicted here. The command that reads it needs room for what it makes
+    /// of it.
     pub(crate) fn spare(&self, key: &[u8]) -> Spared<'_> {
         self.spared.borrow_mut().push(Hash::of(key));
         Spared(&self.spared, Hash::of(key))
     }
 
-    /// Evicts a key whose object is at a place of own memory, unless it is pinned or spared; whether it did.
+    /// Evicts a key whose object is at a place of own memory, unless it is pinned or spared;
+    /// whether it did.
     async fn evict_one(&self, io: &Io, at: At, victim: &Object) -> Result<bool, Trouble> {
         if self.spared.borrow().contains(&victim.hash()) {
             return Ok(false);

@@ -60,7 +60,8 @@ fn a_stream_with_long_names_is_refused() {
     is_refused(&attacked.says("XADD k * f v"));
 }
 
-/// A list of 68 MiB, of which the last segments alone are read: it cannot be seized and seen as a whole.
+/// A list of 68 MiB, of which the last segments alone are read: it cannot be seized and seen as a
+/// whole.
 #[test]
 fn a_large_value_that_others_change_all_the_time_is_changed() {
     let mut attacked = Attacked::new(5);

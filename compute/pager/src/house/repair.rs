@@ -7,16 +7,16 @@
 //!
 //! By the background thread, a little at a time: pieces under the evictor's lock, then a pause. How
 //! many pages are under way, and how long it pauses, is decided by how long fetches take meanwhile
-//! ([`farmem_pool::Throttle`]). Nothing is kept between pieces but where to go on, so that a fork, a
-//! loss and the end of the process may come at any time. The slabs' words and stale bits have all that
-//! must be known. Each look at slabs counts as a thread in the pager: a fork in its midst would leave
-//! the child a lock that nobody opens.
+//! ([`farmem_pool::Throttle`]). Nothing is kept between pieces but where to go on, so that a fork,
+//! a loss and the end of the process may come at any time. The slabs' words and stale bits have all
+//! that must be known. Each look at slabs counts as a thread in the pager: a fork in its midst
+//! would leave the child a lock that nobody opens.
 //!
 //! *What a fault waits for.* A fault that must evict ends the piece that is being copied, and waits
-//! for the few pages of it that are under way ([`crate::out::turns`]). Other takers of the lock wait
-//! for less than half a millisecond, because a piece posts READs for [`POSTS_NS`]. On a slow link
-//! fewer pages are under way. Write-back under way is awaited before a piece, with the lock free
-//! between looks.
+//! for the few pages of it that are under way ([`crate::out::turns`]). Other takers of the lock
+//! wait for less than half a millisecond, because a piece posts READs for [`POSTS_NS`]. On a slow
+//! link fewer pages are under way. Write-back under way is awaited before a piece, with the lock
+//! free between looks.
 
 #![allow(unsafe_code)] // Copies through buffers.
 

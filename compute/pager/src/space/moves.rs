@@ -46,8 +46,8 @@ impl Space {
             }
             return old as isize;
         }
-        // What is not to go must lie in one mapping. (From 6.17 on the kernel moves several, if each
-        // stays as long.)
+        // What is not to go must lie in one mapping. (From 6.17 on the kernel moves several, if
+        // each stays as long.)
         let kept = old_len.min(new_len);
         let parts = space.regions(old).within(old, old + kept);
         let &[(_, mut kind)] = parts.as_slice() else { return EFAULT };

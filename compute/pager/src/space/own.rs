@@ -91,6 +91,12 @@ impl Space {
     /// Waits until a page is nobody's and makes it the caller's (Busy). The word it had; `None` for
     /// an untouched one, which stays so.
     pub(crate) fn own(&self, page: PageId, word: &AtomicWord) -> Option<Word> {
+        self.own_by(word, |seen| Some(self.pins.take_page(page, word, seen)))
+    }
+
+    /// [`Space::own`] by what `take` does with a word of a page that is nobody's: whether it took
+    /// the page, or `None` if it leaves the page as it is.
+    fn own_by(&self, word: &AtomicWord, mut take: impl FnMut(Word) -> Option<bool>) -> Option<Word> {
         let mut rounds = 0;
         loop {
             let seen = word.load();
@@ -100,7 +106,7 @@ impl Space {
                     rounds += 1;
                     self.base.wait_for_owner(rounds);
                 }
-                _ if self.pins.take_page(page, word, seen) => return Some(seen),
+                _ if take(seen)? => return Some(seen),
                 _ => {}
             }
         }
@@ -172,29 +178,19 @@ impl Space {
     pub(super) fn untouch_or_wipe(&self, inside: &mut Inside<'_>, start: usize, end: usize) {
         let mut pinned = Vec::new();
         let claimed = self.claim_by(start, end, |page, word| {
-            let is_pinned = |seen: Word| seen.state() == State::Resident && seen.pins() > 0;
-            let mut rounds = 0;
-            loop {
-                let seen = word.load();
-                match seen.state() {
-                    State::Untouched => return None,
-                    State::Busy | State::Leaving => {
-                        rounds += 1;
-                        self.base.wait_for_owner(rounds);
-                    }
-                    _ if is_pinned(seen) => {
-                        pinned.push(page);
-                        return None;
-                    }
-                    _ if word.shift(seen, Word::UNTOUCHED.to(State::Busy)) => return Some(seen),
-                    _ => {}
+            self.own_by(word, |seen| {
+                if seen.state() == State::Resident && seen.pins() > 0 {
+                    pinned.push(page);
+                    return None;
                 }
-            }
+                Some(word.shift(seen, Word::UNTOUCHED.to(State::Busy)))
+            })
         });
         self.drop_claimed(&claimed);
         for page in pinned {
             if self.pins.pin_resident(inside, page) {
-                // SAFETY: pinned for writing just now, and the caller's word about the range and the lock.
+                // SAFETY: pinned for writing just now, and the caller's word about the range and
+                // the lock.
                 unsafe { wipe(page) };
                 self.pins.unpin(page.addr(), PAGE_BYTES);
             } else {

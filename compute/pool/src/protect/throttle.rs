@@ -20,8 +20,8 @@
 //! *What it costs.* A ninth of the time is pause, at least. A fetch that begins in a spell and ends
 //! in the pause counts as alone, so a slowdown is taken for a little less than it is. Times are
 //! known by buckets that are 19 % wide. If all fetches take the same time, a slowdown may be taken
-//! for 7 % more or less than it is. Of several threads, all are taken to fetch all the time if their
-//! fetches make as much as one thread's time.
+//! for 7 % more or less than it is. Of several threads, all are taken to fetch all the time if
+//! their fetches make as much as one thread's time.
 //!
 //! Repair never stops: a slab without its copy is lost with the next node.
 
@@ -44,12 +44,13 @@ const ENOUGH_ALONE: u64 = 64;
 const FEW: u64 = 16;
 /// A fetch counts for this many times the median at most.
 const MOST_TIMES: u64 = 8;
-/// How much longer the program may take, in percent: above the first, repair slows down, by two steps above
-/// the second. Below the last it speeds up.
+/// How much longer the program may take, in percent: above the first, repair slows down, by two
+/// steps above the second. Below the last it speeds up.
 const SLOW: u64 = 15;
 const MUCH: u64 = 25;
 const FAST: u64 = 13;
-/// The pages under way at a time, and the pause, in [`PARTS`] of the spell before it: the slowest first.
+/// The pages under way at a time, and the pause, in [`PARTS`] of the spell before it: the slowest
+/// first.
 const STEPS: [(u32, u64); 13] =
     [(4, 128), (4, 64), (4, 32), (4, 16), (4, 8), (4, 3), (4, 1), (6, 1), (8, 1), (10, 1), (12, 1), (14, 1), (16, 1)];
 const PARTS: u64 = 16;

@@ -276,9 +276,9 @@ pub fn send_kept(hidden: u64) {
     }
 }
 
-/// Makes a call that waits for such signals as well. The thread's record has them as `awaits`, which
-/// the caller clears. `None`: one of them is kept, or a handler came before the call, which was not
-/// made. The call's memory is there.
+/// Makes a call that waits for such signals as well. The thread's record has them as `awaits`,
+/// which the caller clears. `None`: one of them is kept, or a handler came before the call, which
+/// was not made. The call's memory is there.
 pub fn wait_by(record: &Record, wanted: usize, call: &Call) -> Option<isize> {
     let [a, b, c, d, e, f] = call.args;
     let call = [a, b, c, d, e, f, call.nr as usize];

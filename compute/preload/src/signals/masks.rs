@@ -58,9 +58,9 @@ pub fn rt_sigprocmask(how: i32, new: usize, old: usize, size: usize) -> isize {
 }
 
 /// A handler returns by the kernel's frame whose ucontext is at `context`: the mask that it leaves
-/// there is the program's from here on. Of the runtime's signals it is only noted. Kept ones that it
-/// opens are sent while the kernel has all blocked, and so come where the handler returns to. All
-/// signals but the runtime's are blocked, and nothing far is touched any more.
+/// there is the program's from here on. Of the runtime's signals it is only noted. Kept ones that
+/// it opens are sent while the kernel has all blocked, and so come where the handler returns to.
+/// All signals but the runtime's are blocked, and nothing far is touched any more.
 ///
 /// # Safety
 /// A frame of the kernel's must lie there, or one that the program made to return by.
@@ -71,7 +71,8 @@ pub unsafe extern "C" fn returns_by(context: usize) {
     // SAFETY: as above.
     unsafe { mask.write(left & !OURS) };
     let record = threads::current();
-    // Before the look at what is due, for all threads: whoever keeps a signal notes it, then looks at this.
+    // SeqCst, before the look at what is due. A thread that keeps a signal for this one notes the
+    // signal first and looks at this word then. So one of the two sees the other.
     record.hidden.swap((left & OURS) as usize, Ordering::SeqCst);
     if blocked::is_due(record) {
         change(libc::SIG_SETMASK, u64::MAX);

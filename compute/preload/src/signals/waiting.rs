@@ -25,8 +25,9 @@ use farmem_sys::clock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const EINTR: isize = -(libc::EINTR as isize);
-/// No mask. Masks are noted as what they leave open, and the kernel never has SIGKILL in one. So a record that
-/// nobody has used yet is zeros, and the table of records needs no room in the library's file.
+/// No mask. A mask is noted as its complement. The complement is never 0, because the kernel never
+/// blocks SIGKILL. So a fresh record is zeros, and the table of records needs no room in the
+/// library's file.
 const NONE: usize = 0;
 
 /// A thread's wait.
@@ -36,8 +37,8 @@ pub struct Wait {
     at: AtomicUsize,
     /// That mask, as the program gave it.
     mask: AtomicUsize,
-    /// What the kernel's mask before the call left open, where all was blocked for it. Else [`NONE`]: the signal's
-    /// frame has it.
+    /// The complement of the kernel's mask before the call, where all was blocked for it. Else
+    /// [`NONE`]: the signal's frame has it.
     before: AtomicUsize,
     /// Non-zero: a signal has ended the call, and is kept.
     kept: AtomicUsize,
@@ -156,9 +157,9 @@ fn wait(record: &Record, call: &Call, set: u64) -> isize {
             0 => Some(issue(&again)),
             _ => blocked::wait_by(record, lets_in, &again).or_else(|| with_kept(record, lets_in, &again)),
         };
-        // No handler of the program's has ended it: a signal that did is kept, or comes again, because
-        // another thread took it from the kernel.
-        // One that the kernel calls past the runtime says nothing: then it has.
+        // No handler of the program's has ended it: a signal that did is kept, or comes again,
+        // because another thread took it from the kernel. One that the kernel calls past the
+        // runtime says nothing: then it has.
         let goes_on = || {
             record.wait.at.load(Ordering::Relaxed) != 0
                 && (record.wait.kept.load(Ordering::Relaxed) != 0 || lets_in != 0 && !actions::has_foreign())
@@ -173,8 +174,8 @@ fn wait(record: &Record, call: &Call, set: u64) -> isize {
     }
 }
 
-/// The argument by which a call that is made again waits no longer than it was to. (The kernel counts
-/// the other calls' times down.)
+/// The argument by which a call that is made again waits no longer than it was to. (The kernel
+/// counts the other calls' times down.)
 fn time_left(call: &Call, gone: u64, left: &mut [i64; 2]) -> usize {
     const SECOND: i64 = 1_000_000_000;
     let given = call.args[3];

@@ -68,8 +68,8 @@ pub type Create =
 
 static REAL_CREATE: AtomicUsize = AtomicUsize::new(0);
 static REAL_DEFAULT: AtomicUsize = AtomicUsize::new(0);
-/// The dynamic loader's function that tells how much of a stack goes to thread-locals and the control
-/// block.
+/// The dynamic loader's function that tells how much of a stack goes to thread-locals and the
+/// control block.
 static TLS_INFO: AtomicUsize = AtomicUsize::new(0);
 
 /// Looks libc's function up, before any hook runs.
@@ -179,8 +179,8 @@ const CREATE_DEPTH: usize = 16 << 10;
 /// Room for a thread's first frames, before it has an alternate stack.
 const FIRST_FRAMES: usize = 48 << 10;
 
-/// The part of a far thread stack that is kept local: the thread's control block, in which the kernel
-/// writes when the thread ends, its thread-locals, and its first frames.
+/// The part of a far thread stack that is kept local: the thread's control block, in which the
+/// kernel writes when the thread ends, its thread-locals, and its first frames.
 fn top_of_stack() -> usize {
     let info = TLS_INFO.load(Ordering::Relaxed);
     // More than most programs have.

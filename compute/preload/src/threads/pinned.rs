@@ -104,8 +104,8 @@ impl Pinned {
         self.0.iter().for_each(|place| place.put(Range::NONE));
     }
 
-    /// The thread `number`, whose control block is at `block`, makes its last call next, from another
-    /// stack.
+    /// The thread `number`, whose control block is at `block`, makes its last call next, from
+    /// another stack.
     pub fn end(&self, number: usize, block: usize) {
         let ranges = [0, 1, 2].map(|place| self.0[place].take());
         if ranges.iter().all(|range| range.len == 0) {

@@ -231,8 +231,8 @@ impl Index {
         (word(&self.reach.read(io, at, 8).await, 0) == slot.0).then_some(block)
     }
 
-    /// What a slot refers to, if its writer may have changed the bytes while they were sent: it has a key, and its
-    /// checksum is wrong.
+    /// What a slot refers to, if its writer may have changed the bytes while they were sent: it has
+    /// a key, and its checksum is wrong.
     pub(crate) async fn damaged(&self, io: &Io, slot: Slot) -> Option<Object> {
         self.briefs(io, &[slot]).await.pop().flatten().filter(blocks::is_lent)
     }

@@ -9,8 +9,9 @@ use crate::task::Io;
 use std::collections::{BTreeMap, HashSet};
 
 impl Recovery {
-    /// The objects of a key with this fingerprint that the index refers to, but those of inserts that
-    /// are not decided, and damaged blocks. `None`: this front end is shut out. The caller's section keeps them.
+    /// The objects of a key with this fingerprint that the index refers to, but those of inserts
+    /// that are not decided, and damaged blocks. `None`: this front end is shut out. The caller's
+    /// section keeps them.
     async fn decided(&self, io: &Io, hash: Hash) -> Option<Vec<Object>> {
         loop {
             let slots = self.judged(io, hash).await;
@@ -46,8 +47,8 @@ impl Recovery {
     }
 
     /// The places of the segments that heads list under this hash. As for long values, an insert
-    /// that is not decided does not count: it lists none but its own writer's. `None`: this front end
-    /// is shut out.
+    /// that is not decided does not count: it lists none but its own writer's. `None`: this front
+    /// end is shut out.
     pub(super) async fn listed(&self, io: &Io, hash: Hash) -> Option<HashSet<At>> {
         // Objects that are read are not reused meanwhile.
         let _section = self.space.section();

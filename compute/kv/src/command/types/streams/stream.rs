@@ -15,7 +15,8 @@ pub(super) const AT_ONCE: usize = 16 << 20;
 const TOGETHER: usize = 16;
 /// Bytes of the segments that one command reads for such entries.
 const READ: usize = 64 << 20;
-/// Bytes that a note of an entry takes beside names: its key, and when and how often it was delivered.
+/// Bytes that a note of an entry takes beside names: its key, and when and how often it was
+/// delivered.
 const NOTE: usize = 64;
 
 /// An entry: its fields and values in turn.
@@ -301,8 +302,8 @@ impl Working<'_> {
     }
 }
 
-/// Entries that a command comes to in the order of their IDs, and that lie anywhere. The command begins anew when
-/// some have been read. So as many are wanted as came before.
+/// Entries that a command comes to in the order of their IDs, and that lie anywhere. The command
+/// begins anew when some have been read. So as many are wanted as came before.
 #[derive(Default)]
 pub struct Ahead {
     wanted: usize,
@@ -310,8 +311,8 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Wants the `n`th entry, and others ahead of it. False: the segments of those before it have [`READ`]
-    /// bytes, and it is left to another command.
+    /// Wants the `n`th entry, and others ahead of it. False: the segments of those before it have
+    /// [`READ`] bytes, and it is left to another command.
     pub fn come(&mut self, stream: &Working<'_>, ids: &[Id], n: usize) -> Result<bool, Trouble> {
         if n < self.wanted {
             return Ok(true);
